@@ -1,0 +1,269 @@
+-- The tables of fencepost. Written for PostgreSQL 14 and later.
+--
+-- Append-only: effects, ledger, attempts, task_epochs, audit_log. The relay's own log is flights. Rows that change in
+-- place are few and small: tasks, consumers, shards, relays, workers, and parked, where only deliveries in trouble live.
+
+-- Strongest first: where a delivery has several facts, the least value decides it.
+create type fencepost.fact as enum (
+    'applied', 'duplicate', 'conflict', 'rejected', 'stale', 'accepted', 'confirmed',
+    'operator:applied', 'operator:not_applied', 'skipped', 'expired', 'unrouted'
+);
+
+-- Limits and identity of this installation. `value` is text; the functions cast it.
+create table fencepost.settings (
+    name  text primary key,
+    value text not null,
+    note  text not null
+);
+
+insert into fencepost.settings (name, value, note) values
+    ('deployment', substr(replace(gen_random_uuid()::text, '-', ''), 1, 8), 'name of this installation in AMQP queue names; fixed after the first run'),
+    ('shards', '8', 'units of ordering, leasing and failover; fixed at migrate'),
+    ('payload_max_bytes', '1048576', 'largest payload of one effect, in bytes; at most 16777216'),
+    ('headers_max_bytes', '16384', 'largest headers object of one effect, in bytes'),
+    ('effects_max', '1000', 'most effects of one completion'),
+    ('targets_max', '64', 'most consumers one effect may reach'),
+    ('task_payload_max_bytes', '1048576', 'largest payload or result of one task, in bytes'),
+    ('retention', '7 days', 'how long log, ledger and ended tasks are kept'),
+    ('consumers_revision', '0', 'revision of the configuration file last applied');
+
+-- Where history may have rewound, an epoch must not be issued twice: claims start above epoch_base.
+create table fencepost.history (
+    only_row          boolean primary key default true check (only_row),
+    system_identifier bigint not null,
+    timeline          integer not null,
+    epoch_base        bigint not null default 0
+);
+
+create table fencepost.tasks (
+    task_id          text primary key constraint task_id_form check (task_id ~ '^[A-Za-z0-9_-]{1,128}$'),
+    kind             text not null constraint kind_form check (kind <> '' and octet_length(kind) <= 128),
+    payload          jsonb not null default '{}',
+    status           text not null default 'ready' constraint status_known check (status in ('ready', 'running', 'completed', 'failed')),
+    owner            text constraint owner_form check (owner <> '' and octet_length(owner) <= 256),
+    lease_epoch      bigint not null default 0,
+    lease_expires_at timestamptz,
+    run_at           timestamptz not null default clock_timestamp(),
+    claims_left      integer not null,
+    token            text constraint token_known check (token in ('effects', 'no_action', 'failed', 'released', 'lost')),
+    reason           text,
+    late             boolean not null default false,
+    result           jsonb,
+    first_effect_id  bigint,
+    effect_count     integer not null default 0,
+    created_at       timestamptz not null default clock_timestamp(),
+    ended_at         timestamptz,
+    constraint running_has_lease check (status <> 'running' or (owner is not null and lease_expires_at is not null))
+) with (fillfactor = 70);
+create index tasks_ready on fencepost.tasks (run_at, task_id) where status = 'ready';
+create index tasks_leased on fencepost.tasks (lease_expires_at) where status = 'running';
+create index tasks_ended on fencepost.tasks (ended_at) where status in ('completed', 'failed');
+
+-- How each epoch ended that is not the task's last word: failed, released, lost, or a completion that was re-opened.
+create table fencepost.task_epochs (
+    task_id         text not null,
+    lease_epoch     bigint not null,
+    owner           text,
+    token           text not null check (token in ('effects', 'no_action', 'failed', 'released', 'lost')),
+    reason          text,
+    late            boolean not null default false,
+    first_effect_id bigint,
+    effect_count    integer not null default 0,
+    ended_at        timestamptz not null default clock_timestamp(),
+    primary key (task_id, lease_epoch)
+);
+
+create table fencepost.workers (
+    owner text primary key,
+    tick  bigint not null default 0,
+    token text not null check (token in ('worked', 'idle', 'failed')),
+    at    timestamptz not null default clock_timestamp()
+) with (fillfactor = 50);
+
+create table fencepost.consumers (
+    consumer_id   integer generated always as identity primary key,
+    name          text not null unique constraint consumer_name_form check (name ~ '^[A-Za-z0-9_.-]{1,64}$'),
+    spec          jsonb not null,
+    paused        boolean not null default false,
+    paused_reason text,
+    not_before    timestamptz,
+    retired_at    timestamptz,
+    created_at    timestamptz not null default clock_timestamp(),
+    updated_at    timestamptz not null default clock_timestamp()
+) with (fillfactor = 50);
+
+create table fencepost.subscriptions (
+    topic       text not null constraint topic_form check (topic <> '' and octet_length(topic) <= 256),
+    consumer_id integer not null references fencepost.consumers,
+    primary key (topic, consumer_id)
+);
+
+-- The log. Never updated, never deleted from; retention drops whole segments.
+create table fencepost.effects (
+    id             bigint generated always as identity (cache 1),
+    xid            xid8 not null default pg_current_xact_id(),
+    committed_at   timestamptz not null default clock_timestamp(),
+    deliver_after  timestamptz,
+    expires_at     timestamptz,
+    lease_epoch    bigint not null,
+    position       integer not null,
+    size           integer not null,
+    shard          smallint not null,
+    targets        integer[] not null,
+    task_id        text not null,
+    topic          text,
+    type           text,
+    schema_version text,
+    content_type   text not null,
+    ordering_key   text not null,
+    traceparent    text,
+    amends         text,
+    headers        jsonb,
+    sha256         bytea not null,
+    payload        bytea not null,
+    primary key (id),
+    constraint payload_limit check (octet_length(payload) = size and size <= 16777216),
+    constraint sha256_form check (octet_length(sha256) = 32),
+    constraint ordering_key_limit check (octet_length(ordering_key) <= 512)
+) partition by range (id);
+create index effects_log on fencepost.effects (shard, xid) include (id);
+
+-- What became of deliveries: at most one row per (effect, consumer, fact). consumer_id 0: an effect nobody subscribed to.
+create table fencepost.ledger (
+    effect_id   bigint not null,
+    at          timestamptz not null default clock_timestamp(),
+    consumer_id integer not null,
+    token       fencepost.fact not null,
+    attempt     integer not null,
+    status      smallint,
+    doubt       boolean,
+    ack_raw     text,
+    note        text,
+    primary key (effect_id, consumer_id, token)
+) partition by range (effect_id);
+
+-- The relay's own log and its only checkpoint. Not partitioned: a partition key would have to join the primary key,
+-- and (shard, seq) alone is the compare-and-set that fences a stale relay.
+create table fencepost.flights (
+    shard      smallint not null,
+    seq        bigint not null,
+    epoch      bigint not null,
+    relay      uuid,
+    nonce      uuid,
+    base       pg_snapshot not null,
+    target     pg_snapshot not null,
+    first_id   bigint,
+    last_id    bigint not null,
+    partial    boolean not null default false,
+    deliveries integer not null default 0,
+    token      text check (token in ('origin', 'fence', 'done', 'lost', 'rebase')),
+    opened_at  timestamptz not null default clock_timestamp(),
+    closed_at  timestamptz,
+    primary key (shard, seq)
+) with (fillfactor = 50);
+
+-- One row per delivery in trouble.
+create table fencepost.parked (
+    effect_id         bigint not null,
+    consumer_id       integer not null,
+    shard             smallint not null,
+    ordering_key      text,
+    state             text not null check (state in ('retry', 'blocked', 'backlog', 'scheduled', 'unacked', 'in_doubt', 'dead')),
+    attempts          integer not null default 0,
+    next_attempt_at   timestamptz,
+    reason            text,
+    refusals          integer not null default 0,
+    deaths            integer not null default 0,
+    republished       integer not null default 0,
+    first_failed_at   timestamptz,
+    first_doubt_at    timestamptz,
+    in_progress_since timestamptz,
+    retain_seconds    bigint,
+    parked_at         timestamptz not null default clock_timestamp(),
+    primary key (effect_id, consumer_id)
+) with (fillfactor = 70);
+create index parked_due on fencepost.parked (shard, next_attempt_at) where state in ('retry', 'scheduled', 'unacked');
+create index parked_keys on fencepost.parked (consumer_id, ordering_key, effect_id) where ordering_key is not null;
+
+-- Append-only: the start of an attempt where it needs a marker of its own, and the end of each that was not a
+-- first-try success. A start without an end: nobody knows.
+create table fencepost.attempts (
+    effect_id   bigint not null,
+    consumer_id integer not null,
+    attempt     integer not null,
+    ended       boolean not null,
+    at          timestamptz not null default clock_timestamp(),
+    relay       uuid,
+    token       text check (token in (
+        'applied', 'duplicate', 'accepted', 'confirmed', 'stale', 'conflict', 'rejected',
+        'not_delivered', 'unroutable', 'throttled', 'refused', 'not_applied', 'in_progress', 'ambiguous', 'lost')),
+    status      smallint,
+    phase       text,
+    bytes_left  boolean,
+    took_ms     integer,
+    ack_raw     text,
+    error       text,
+    primary key (effect_id, consumer_id, attempt, ended),
+    constraint end_has_token check (ended = (token is not null))
+);
+
+-- Ranges of flights that a slow lane still has to read.
+create table fencepost.lags (
+    shard       smallint not null,
+    consumer_id integer not null,
+    from_seq    bigint not null,
+    to_seq      bigint not null,
+    primary key (shard, consumer_id, from_seq)
+);
+
+-- Effects whose segment was dropped while a delivery still waited: byte for byte, with their ids.
+create table fencepost.effects_kept (like fencepost.effects including defaults including constraints, primary key (id));
+
+create table fencepost.orphan_acks (
+    id             bigint generated always as identity primary key,
+    at             timestamptz not null default clock_timestamp(),
+    shard          smallint,
+    correlation_id text,
+    why            text not null,
+    properties     jsonb not null
+);
+
+create table fencepost.audit_log (
+    id     bigint generated always as identity primary key,
+    at     timestamptz not null default clock_timestamp(),
+    actor  text not null default session_user,
+    action text not null,
+    object text not null,
+    reason text not null,
+    detail jsonb not null default '{}'
+);
+
+-- Alarms stay until they are resolved: an ERROR line, a counter and a row of `fencepost status`.
+create table fencepost.alarms (
+    name        text not null,
+    object      text not null,
+    detail      text not null,
+    count       bigint not null default 1,
+    raised_at   timestamptz not null default clock_timestamp(),
+    last_at     timestamptz not null default clock_timestamp(),
+    resolved_at timestamptz,
+    primary key (name, object)
+);
+
+create table fencepost.shards (
+    shard            smallint primary key,
+    epoch            bigint not null default 0,
+    relay            uuid,
+    lease_expires_at timestamptz
+) with (fillfactor = 25);
+
+create table fencepost.relays (
+    relay      uuid primary key,
+    name       text not null,
+    version    text not null,
+    tick       bigint not null default 0,
+    token      text not null check (token in ('worked', 'idle', 'failed')),
+    started_at timestamptz not null default clock_timestamp(),
+    at         timestamptz not null default clock_timestamp(),
+    stopped_at timestamptz
+) with (fillfactor = 50);

@@ -1,0 +1,69 @@
+-- What keeps the log honest: segments, their immutability, the shards and flight 0 of each.
+
+create function fencepost.refuse_change() returns trigger
+language plpgsql as $$
+begin
+    raise exception using
+        errcode = 'OB008',
+        message = format('%s.%s is append-only: %s refused', tg_table_schema, tg_table_name, lower(tg_op)),
+        hint = 'A correction is a new effect (amends). Retention drops whole segments.';
+end $$;
+
+-- Every segment carries its own triggers: those of the parent do not protect a statement aimed at the segment.
+create function fencepost.protect(relation regclass) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    execute format(
+        'create trigger append_only before update or delete or truncate on %s for each statement execute function fencepost.refuse_change()',
+        relation);
+end $$;
+
+-- Creates and attaches the open-ended segment of effects or ledger that starts at `from_id`.
+create function fencepost.add_segment(parent text, from_id bigint) returns regclass
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    segment text := format('fencepost.%I', parent || '_' || from_id);
+begin
+    if parent not in ('effects', 'ledger') then
+        raise exception 'fencepost.%: not a segmented table', parent;
+    end if;
+    execute format('create table %s (like fencepost.%I including defaults including constraints)', segment, parent);
+    execute format('alter table fencepost.%I attach partition %s for values from (%s) to (maxvalue)', parent, segment, from_id);
+    perform fencepost.protect(segment::regclass);
+    return segment::regclass;
+end $$;
+
+select fencepost.add_segment('effects', 0), fencepost.add_segment('ledger', 0);
+select fencepost.protect(r) from unnest(array[
+    'fencepost.effects', 'fencepost.ledger']::regclass[]) r;
+
+-- The shard of a key: leading bytes of a digest, the same on every platform and version.
+create function fencepost.shard_of(key text) returns smallint
+language sql stable parallel safe set search_path = pg_catalog, pg_temp as $$
+    select ((('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint)
+            % (select value::int from fencepost.settings where name = 'shards'))::smallint
+$$;
+
+-- fencepost.doorbell_class: the first half of the advisory lock a sleeping relay holds for each of its shards.
+create function fencepost.doorbell_class() returns integer
+language sql immutable parallel safe as $$ select 1717923427 $$;
+
+-- Wakes the holder of a shard if it sleeps. A try-lock that succeeds keeps it awake until this transaction ends.
+create function fencepost.ring(shard smallint) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    if coalesce(current_setting('fencepost.doorbell', true), '') = 'off' then
+        return;
+    end if;
+    if not pg_try_advisory_xact_lock_shared(fencepost.doorbell_class(), shard) then
+        perform pg_notify('fencepost_doorbell', shard::text);
+    end if;
+end $$;
+
+insert into fencepost.shards (shard)
+select s from generate_series(0, (select value::int from fencepost.settings where name = 'shards') - 1) s;
+
+-- Flight 0 of every shard: where reading starts. A missing flight row is an error, never "now".
+insert into fencepost.flights (shard, seq, epoch, base, target, last_id, token, closed_at)
+select shard, 0, 0, pg_current_snapshot(), pg_current_snapshot(), 0, 'origin', clock_timestamp()
+from fencepost.shards;

@@ -1,0 +1,4 @@
+//! fencepost: a transactional-outbox relay beside PostgreSQL.
+
+pub mod model;
+pub mod store;

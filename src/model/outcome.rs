@@ -1,0 +1,103 @@
+//! How an attempt ended, with the evidence. An edge reports what it saw; what follows from it is decided in
+//! `relay::settle`.
+
+use std::time::Duration;
+
+use super::token::Ack;
+
+/// One attempt's end, as its edge saw it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    pub end: End,
+    pub evidence: Evidence,
+    /// The consumer's hint, not yet capped. Holds for the whole consumer.
+    pub retry_after: Option<Duration>,
+}
+
+/// The classes of contract section 4 and 5.
+#[derive(Clone, Debug, PartialEq)]
+pub enum End {
+    /// Provably nothing reached the consumer: our own checks, DNS, connect, TLS.
+    NotDelivered,
+    /// A complete status line and head arrived.
+    Answered { status: u16, ack: AckReading },
+    /// Bytes may have left and no complete head came back.
+    Ambiguous,
+    /// The broker took it over.
+    Confirmed,
+    /// The broker handed it back.
+    Unroutable,
+}
+
+/// What the answer said about the key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AckReading {
+    Silent,
+    Word {
+        ack: Ack,
+        retain: Option<Duration>,
+        raw: String,
+    },
+    /// Kept raw, counted, and treated as silence.
+    Malformed {
+        raw: String,
+        why: &'static str,
+    },
+}
+
+/// How far an attempt got, in order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Phase {
+    /// Our own checks, before any socket.
+    Prepare,
+    /// DNS, TCP, TLS.
+    Connect,
+    /// The request's bytes were being handed over.
+    Send,
+    /// The request was out; no complete head had come back.
+    Wait,
+    /// The head was there; the rest of the answer was being read.
+    Body,
+    Done,
+}
+
+impl Phase {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Prepare => "prepare",
+            Self::Connect => "connect",
+            Self::Send => "send",
+            Self::Wait => "wait",
+            Self::Body => "body",
+            Self::Done => "done",
+        }
+    }
+}
+
+/// Kept with each attempt that was not a first-try success.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evidence {
+    pub phase: Phase,
+    /// Whether bytes of the request may have left this machine.
+    pub bytes_left: bool,
+    pub took: Duration,
+    /// The chain of causes, without URLs or secrets, at most 1,024 bytes.
+    pub error: Option<String>,
+}
+
+impl Outcome {
+    pub fn status(&self) -> Option<u16> {
+        match self.end {
+            End::Answered { status, .. } => Some(status),
+            _ => None,
+        }
+    }
+
+    /// The acknowledgement's text as it came, if any came.
+    pub fn ack_raw(&self) -> Option<&str> {
+        match &self.end {
+            End::Answered { ack: AckReading::Word { raw, .. } | AckReading::Malformed { raw, .. }, .. } => Some(raw),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Everything that is said to PostgreSQL, and nothing else. SQL lives beside the function that runs it and begins with
+//! `-- store::<name>`, so that it is recognised in `pg_stat_activity`. All times and all decisions about time are the
+//! database's. Only `store` knows SQL; it knows `model` and nobody above it.
+
+pub mod database;
+pub mod schema;
+
+pub use database::{Database, Error, Result};
