@@ -1,4 +1,6 @@
 //! fencepost: a transactional-outbox relay beside PostgreSQL.
 
+pub mod edge;
 pub mod model;
+pub mod relay;
 pub mod store;

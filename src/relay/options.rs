@@ -1,0 +1,74 @@
+//! What a relay is told at its start. Every duration here is measured on this machine's monotonic clock; every moment
+//! is the database's.
+
+use std::time::Duration;
+
+/// The relay's settings; `Default` is the table of defaults in `docs/architecture.md`.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Shown in `status` and in logs; several relays may share a name.
+    pub name: String,
+    pub shard_lease: Duration,
+    /// At most a third of `shard_lease`.
+    pub renew_every: Duration,
+    pub flight_deliveries: u32,
+    pub flight_bytes: u64,
+    /// Bytes of payload the relay holds at once, all flights together.
+    pub bytes_in_flight: u64,
+    /// Without work for so long, the relay hangs up its doorbell and sleeps.
+    pub sleep_after: Duration,
+    pub poll_min: Duration,
+    pub poll_max: Duration,
+    /// A delivery without an outcome for so long leaves its flight for the parking lot.
+    pub park_after: Duration,
+    pub shutdown_grace: Duration,
+    pub retry: RetryOptions,
+}
+
+/// The schedule of deliveries in trouble.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RetryOptions {
+    /// The wait after the first failure; doubles with each further one.
+    pub base: Duration,
+    pub cap: Duration,
+    /// From the first failure: after so long a delivery is `dead`.
+    pub budget: Duration,
+    /// Attempts where the consumer refused without a word: 4xx, 501, 505.
+    pub short_budget: u32,
+    /// How long `in-progress` may be answered before it counts against the budget.
+    pub in_progress_max: Duration,
+    /// The longest `Retry-After` that is heeded.
+    pub retry_after_max: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            name: "relay".into(),
+            shard_lease: Duration::from_secs(15),
+            renew_every: Duration::from_secs(5),
+            flight_deliveries: 500,
+            flight_bytes: 8 << 20,
+            bytes_in_flight: 32 << 20,
+            sleep_after: Duration::from_millis(200),
+            poll_min: Duration::from_millis(5),
+            poll_max: Duration::from_millis(500),
+            park_after: Duration::from_secs(10),
+            shutdown_grace: Duration::from_secs(20),
+            retry: RetryOptions::default(),
+        }
+    }
+}
+
+impl Default for RetryOptions {
+    fn default() -> Self {
+        Self {
+            base: Duration::from_secs(1),
+            cap: Duration::from_secs(600),
+            budget: Duration::from_secs(86_400),
+            short_budget: 3,
+            in_progress_max: Duration::from_secs(900),
+            retry_after_max: Duration::from_secs(3_600),
+        }
+    }
+}
