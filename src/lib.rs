@@ -1,5 +1,6 @@
 //! fencepost: a transactional-outbox relay beside PostgreSQL.
 
+pub mod cli;
 pub mod config;
 pub mod edge;
 pub mod model;
