@@ -77,8 +77,11 @@ async fn a_private_server_ends_with_its_killed_owner() {
     owner.kill().unwrap();
     owner.wait().unwrap();
     let folder = folder(&url);
-    eventually("its folder is gone", async || (!folder.exists()).then_some(())).await;
-    let left =
-        Command::new("sh").arg("-c").arg(format!("ps ax | grep -F {} | grep -v grep", folder.display())).output();
-    assert_eq!(String::from_utf8_lossy(&left.unwrap().stdout), "");
+    eventually("no process that knows its folder, and no folder", async || {
+        let names_it = |cmdline: &Vec<u8>| String::from_utf8_lossy(cmdline).contains(folder.to_str().unwrap());
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let left = processes.filter_map(|p| std::fs::read(p.path().join("cmdline")).ok()).filter(names_it).count();
+        (left == 0 && !folder.exists()).then_some(())
+    })
+    .await;
 }
