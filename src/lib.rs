@@ -2,6 +2,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod demo;
 pub mod edge;
 pub mod model;
 pub mod relay;
