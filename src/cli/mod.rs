@@ -10,6 +10,7 @@ mod grant;
 pub mod logging;
 mod migrate;
 mod output;
+mod secret;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,9 @@ enum Command {
     /// The consumers in the database: list, apply the file, pause, resume, retire.
     #[command(subcommand)]
     Consumers(consumers::Command),
+    /// Signing secrets.
+    #[command(subcommand)]
+    Secret(secret::Command),
 }
 
 /// How a command ended that did not fail.
@@ -78,6 +82,7 @@ impl Cli {
             Command::Check(args) => check::run(&global, args).await,
             Command::Grant(args) => grant::run(&global, args).await,
             Command::Consumers(command) => consumers::run(&global, command).await,
+            Command::Secret(command) => secret::run(&global, command),
         }
     }
 }
