@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio_postgres::Client;
 
+use super::Exit;
 use super::consumers::contract;
 use super::global::Global;
-use super::output::{self, Output, Table, or_dash, span};
-use super::{Exit, Usage};
+use super::output::{self, Table, or_dash, span};
 use crate::model::consumer::{ConsumerEntry, parse_duration};
 use crate::model::token::Waiting;
 use crate::store::inspect::status::{self, Edge, Relay, Shard, Status, Worker};
@@ -78,14 +78,17 @@ fn findings(status: &Status, lease: Duration) -> Vec<String> {
         found.push(format!("alarm {} {}: {}", alarm.name, alarm.object, alarm.detail));
     }
     let silent = |age: f64, lease: Duration| age > 3.0 * lease.as_secs_f64();
-    for Relay { name, relay, age_seconds, .. } in status.relays.iter().filter(|r| !r.stopped && silent(r.age_seconds, lease)) {
+    for Relay { name, relay, age_seconds, .. } in
+        status.relays.iter().filter(|r| !r.stopped && silent(r.age_seconds, lease))
+    {
         found.push(format!("relay {name} ({relay}) has not ticked for {}", span(*age_seconds)));
     }
     // A worker that went away idle is no finding; one that still holds tasks is.
     for Worker { owner, age_seconds, expired_leases, .. } in
         status.workers.iter().filter(|w| w.expired_leases > 0 && silent(w.age_seconds, WORKER_LEASE))
     {
-        found.push(format!("worker {owner} has not ticked for {} and holds {expired_leases} tasks", span(*age_seconds)));
+        found
+            .push(format!("worker {owner} has not ticked for {} and holds {expired_leases} tasks", span(*age_seconds)));
     }
     found
 }
@@ -96,7 +99,10 @@ fn render(report: &Report) -> String {
     let flights = status.flights;
     if flights.count > 0 {
         let oldest = flights.oldest_seconds.map(span).unwrap_or_default();
-        text.push_str(&format!("\n{} flights open, {} deliveries, the oldest for {oldest}\n", flights.count, flights.deliveries));
+        text.push_str(&format!(
+            "\n{} flights open, {} deliveries, the oldest for {oldest}\n",
+            flights.count, flights.deliveries
+        ));
     }
     for section in [alarms(status), relays(&status.relays), workers(&status.workers), shards(&status.shards)] {
         if !section.is_empty() {
@@ -114,7 +120,8 @@ fn render(report: &Report) -> String {
 }
 
 fn edges(edges: &[Edge]) -> String {
-    let mut table = Table::new(&["edge", "kind", "contract", "state", "waiting", "oldest", "rate/min", "eta", "what waits"]);
+    let mut table =
+        Table::new(&["edge", "kind", "contract", "state", "waiting", "oldest", "rate/min", "eta", "what waits"]);
     for edge in edges {
         let entry: Option<ConsumerEntry> = serde_json::from_value(edge.spec.clone()).ok();
         let mut what: Vec<String> = edge.waiting.iter().map(|(token, count)| format!("{token} {count}")).collect();
@@ -185,25 +192,13 @@ fn shards(shards: &[Shard]) -> String {
             Some(seconds) if seconds < 0.0 => format!("expired {} ago", span(-seconds)),
             Some(seconds) => format!("{} left", span(seconds)),
         };
-        table.row([s.shard.to_string(), or_dash(s.relay.clone()), s.epoch.to_string(), lease, or_dash(s.newest_flight)]);
+        table.row([
+            s.shard.to_string(),
+            or_dash(s.relay.clone()),
+            s.epoch.to_string(),
+            lease,
+            or_dash(s.newest_flight),
+        ]);
     }
     table.render("")
-}
-
-/// Kept here so that `--json` and text agree on what a finding is.
-impl Report {
-    #[cfg(test)]
-    fn empty() -> Self {
-        let flights = status::OpenFlights { count: 0, deliveries: 0, oldest_seconds: None };
-        let status = Status {
-            now: String::new(),
-            edges: Vec::new(),
-            flights,
-            alarms: Vec::new(),
-            relays: Vec::new(),
-            workers: Vec::new(),
-            shards: Vec::new(),
-        };
-        Self { status, findings: Vec::new() }
-    }
 }
