@@ -3,6 +3,13 @@
 //! database's. Only `store` knows SQL; it knows `model` and nobody above it.
 
 pub mod database;
+pub mod flights;
+pub mod log;
+pub mod parking;
+pub mod relays;
 pub mod schema;
+pub mod session;
+pub mod settle;
+pub mod shards;
 
 pub use database::{Database, Error, Result};
