@@ -73,7 +73,7 @@ with guard as (
     select id, consumer_id, shard, ordering_key,
            case when hold and started then 'in_doubt' when waits then 'blocked' else 'retry' end,
            case when started or (not hold and not waits) then 1 else 0 end,
-           case when hold and started then null when waits then 'infinity' else clock_timestamp() end,
+           case when not waits and not (hold and started) then clock_timestamp() end,
            'its flight was lost with the relay',
            case when started or (not hold and not waits) then clock_timestamp() end,
            case when started or (not hold and not waits) then clock_timestamp() end

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use tokio_postgres::{Client, Row};
 
-use super::Result;
 use super::log::{EFFECT_COLUMNS, effect_from_row};
+use super::{Error, Result};
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, Shard, ShardEpoch};
+use crate::model::token::Waiting;
 
 /// How much a lane can take from the parking lot now.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +38,8 @@ pub struct Trouble {
 pub struct Due {
     pub effect: Effect,
     pub consumer: ConsumerId,
+    /// `Retry`, `Scheduled` or `Backlog`.
+    pub state: Waiting,
     pub trouble: Trouble,
     pub expired: bool,
 }
@@ -52,10 +55,10 @@ pub async fn due(client: &Client, rooms: &[Room], in_hand: &[EffectId]) -> Resul
     let age = |column: &str| format!("extract(epoch from clock_timestamp() - p.{column})::float8 as {column}_age");
     let sql = format!(
         "-- store::due
-select p.consumer_id, p.attempts, p.refusals, p.deaths, p.retain_seconds, {}, {}, {}, {EFFECT_COLUMNS}
+select p.consumer_id, p.state, p.attempts, p.refusals, p.deaths, p.retain_seconds, {}, {}, {}, {EFFECT_COLUMNS}
 from unnest($1::smallint[], $2::integer[], $3::bigint[]) as r (shard, consumer_id, rows)
 cross join lateral (
-    select p.effect_id, p.consumer_id, p.attempts, p.refusals, p.deaths, p.retain_seconds, p.first_failed_at, p.first_doubt_at,
+    select p.effect_id, p.consumer_id, p.state, p.attempts, p.refusals, p.deaths, p.retain_seconds, p.first_failed_at, p.first_doubt_at,
            p.in_progress_since
     from fencepost.parked p
     where p.shard = r.shard and p.consumer_id = r.consumer_id and p.next_attempt_at <= clock_timestamp()
@@ -89,6 +92,7 @@ fn due_from_row(row: &Row) -> Result<Due> {
     Ok(Due {
         effect: effect_from_row(row)?,
         consumer: ConsumerId(row.get("consumer_id")),
+        state: row.get::<_, &str>("state").parse().map_err(|e| Error::Corrupt(format!("parked: {e}")))?,
         trouble: Trouble {
             attempts: count("attempts"),
             refusals: count("refusals"),

@@ -88,11 +88,13 @@ pub struct ParkRow {
 }
 
 /// A flight whose last delivery is settled by the same batch.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CloseRow {
     pub shard: Shard,
     pub seq: FlightSeq,
     pub epoch: ShardEpoch,
+    /// Its deliveries that this batch parks: where one is refused, the flight stays open.
+    pub parks: Vec<DeliveryId>,
 }
 
 #[derive(Default, Debug)]
@@ -139,7 +141,8 @@ impl Batch {
     }
 }
 
-/// Writes a batch: all of it or nothing. May be repeated after an error whose cause was the connection.
+/// Writes a batch: all of it or nothing. May be repeated after an error whose cause was the connection: a start that
+/// was written by the same relay is not refused the second time.
 pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<Refused> {
     let level = match batch.durability {
         Durability::Lazy => "off",
@@ -147,28 +150,28 @@ pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<
     };
     if batch.is_plain() && batch.durability == Durability::Lazy {
         let statement = session.prepared(FACTS).await?;
-        let columns = FactColumns::of(batch);
+        let columns = FactColumns::of(batch, &Refused::default());
         session.client().execute(&statement, &columns.params()).await?;
         return Ok(Refused::default());
     }
     let facts = session.prepared(FACTS).await?;
     let tx = session.client_mut().transaction().await?;
     tx.batch_execute(&format!("set local synchronous_commit = {level}")).await?;
-    if !batch.facts.is_empty() || !batch.closes.is_empty() {
-        tx.execute(&facts, &FactColumns::of(batch).params()).await?;
-    }
-    if !batch.unpark.is_empty() {
-        unpark(&tx, &batch.unpark).await?;
-    }
-    if !batch.ends.is_empty() {
-        ends(&tx, &batch.ends, relay).await?;
-    }
     let mut refused = Refused::default();
     if !batch.parks.is_empty() {
         refused.parks = parks(&tx, &batch.parks).await?;
     }
     if !batch.starts.is_empty() {
         refused.starts = starts(&tx, &batch.starts, relay).await?;
+    }
+    if !batch.ends.is_empty() {
+        ends(&tx, &batch.ends, relay).await?;
+    }
+    if !batch.facts.is_empty() || !batch.closes.is_empty() {
+        tx.execute(&facts, &FactColumns::of(batch, &refused).params()).await?;
+    }
+    if !batch.unpark.is_empty() {
+        unpark(&tx, &batch.unpark).await?;
     }
     tx.commit().await?;
     Ok(refused)
@@ -202,7 +205,7 @@ struct FactColumns {
 }
 
 impl FactColumns {
-    fn of(batch: &Batch) -> Self {
+    fn of(batch: &Batch, refused: &Refused) -> Self {
         let mut columns = Self::default();
         for row in &batch.facts {
             columns.effects.push(row.delivery.effect.0);
@@ -214,7 +217,7 @@ impl FactColumns {
             columns.acks.push(row.ack_raw.clone());
             columns.notes.push(row.note.clone());
         }
-        for row in &batch.closes {
+        for row in batch.closes.iter().filter(|close| close.parks.iter().all(|park| !refused.parks.contains(park))) {
             columns.shards.push(row.shard.0);
             columns.seqs.push(row.seq.0);
             columns.epochs.push(row.epoch.0);
@@ -317,7 +320,7 @@ with wanted as (
 insert into fencepost.parked as p (effect_id, consumer_id, shard, ordering_key, state, attempts, next_attempt_at, reason, refusals,
                                    first_failed_at, first_doubt_at, in_progress_since, retain_seconds)
 select w.effect_id, w.consumer_id, w.shard, w.ordering_key, w.state, w.attempts,
-       case when w.due_in is null then 'infinity' else clock_timestamp() + make_interval(secs => w.due_in) end, w.reason, w.refusals,
+       clock_timestamp() + make_interval(secs => w.due_in), w.reason, w.refusals,
        case when w.failed = 1 then clock_timestamp() end, case when w.doubt = 1 then clock_timestamp() end,
        case when w.progress = 1 then clock_timestamp() end, w.retain
 from wanted w join held h on h.shard = w.shard and h.epoch = w.epoch
@@ -364,9 +367,10 @@ with wanted as (
     update fencepost.parked p set attempts = a.attempt
     from allowed a where p.effect_id = a.effect_id and p.consumer_id = a.consumer_id
 )
-insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, relay)
+insert into fencepost.attempts as attempts (effect_id, consumer_id, attempt, ended, relay)
 select effect_id, consumer_id, attempt, false, $6 from allowed
-on conflict do nothing
+on conflict (effect_id, consumer_id, attempt, ended) do update set relay = excluded.relay
+    where attempts.relay = excluded.relay
 returning effect_id, consumer_id",
             &[&effects, &consumers, &attempts, &shards, &epochs, &relay],
         )
