@@ -1,5 +1,6 @@
 //! fencepost: a transactional-outbox relay beside PostgreSQL.
 
+pub mod demo;
 pub mod edge;
 pub mod model;
 pub mod relay;
