@@ -2,6 +2,7 @@
 
 pub mod demo;
 pub mod edge;
+pub mod inbox;
 pub mod model;
 pub mod relay;
 pub mod store;
