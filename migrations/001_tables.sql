@@ -171,6 +171,8 @@ create table fencepost.parked (
     ordering_key      text,
     state             text not null check (state in ('retry', 'blocked', 'backlog', 'scheduled', 'unacked', 'in_doubt', 'dead')),
     attempts          integer not null default 0,
+    -- Attempts that may have left this machine: what Outbox-Attempt counts.
+    sent              integer not null default 0,
     next_attempt_at   timestamptz,
     reason            text,
     refusals          integer not null default 0,

@@ -10,8 +10,7 @@ use tokio::time::Instant;
 use super::lease::ShardLease;
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, FlightSeq};
-use crate::model::token::Waiting;
-use crate::store::parking::Trouble;
+use crate::store::parking::{Trouble, Turn};
 use crate::store::settle::DeliveryId;
 
 /// One (effect, consumer) pair in hand.
@@ -31,7 +30,7 @@ pub struct Delivery {
 #[derive(Debug)]
 pub enum Origin {
     Flight(Arc<Flight>),
-    Parked { state: Waiting, guard: InHand },
+    Parked { turn: Turn, guard: InHand },
 }
 
 /// A flight in the air. It may close when nothing of it is outstanding.

@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use super::delivery::{Delivery, Origin};
 use crate::model::consumer::Ordering;
 use crate::model::token::Waiting;
+use crate::store::parking::Turn;
 
 /// The queues of one consumer in one shard.
 #[derive(Debug)]
@@ -47,11 +48,13 @@ impl Lane {
 
     /// The key a delivery is ordered by, where this lane orders at all.
     pub fn key<'a>(&self, delivery: &'a Delivery) -> Option<&'a str> {
-        (self.ordering == Ordering::Key).then_some(delivery.effect.ordering_key.as_str())
+        // A replay has had its turn.
+        let replay = matches!(delivery.origin, Origin::Parked { turn: Turn::Replay, .. });
+        (self.ordering == Ordering::Key && !replay).then_some(delivery.effect.ordering_key.as_str())
     }
 
     pub fn offer(&mut self, delivery: Delivery) -> Offer {
-        if self.ordering == Ordering::None {
+        if self.key(&delivery).is_none() {
             self.enqueue(delivery);
             return Offer::Queued;
         }
@@ -60,7 +63,7 @@ impl Lane {
         key.touched = stamp;
         match delivery.origin {
             // One that was scheduled counts among those that wait only from now on.
-            Origin::Parked { state: Waiting::Scheduled, .. } => key.parked += 1,
+            Origin::Parked { turn: Turn::Scheduled, .. } => key.parked += 1,
             Origin::Parked { .. } => {}
             Origin::Flight(_) if key.parked > 0 => return Offer::Blocked(delivery),
             Origin::Flight(_) => {}

@@ -48,9 +48,9 @@ fn fresh(id: i64, key: &str) -> Delivery {
     delivery(id, key, Origin::Flight(Arc::new(flight)))
 }
 
-fn parked(id: i64, key: &str, state: Waiting) -> Delivery {
+fn parked(id: i64, key: &str, turn: Turn) -> Delivery {
     let guard = Hand::default().take(DeliveryId { effect: EffectId(id), consumer: ConsumerId(1) }).unwrap();
-    delivery(id, key, Origin::Parked { state, guard })
+    delivery(id, key, Origin::Parked { turn, guard })
 }
 
 fn ids(deliveries: &[Delivery]) -> Vec<i64> {
@@ -100,7 +100,7 @@ fn a_parked_head_takes_those_behind_it_along() {
 
     // Four of the key are parked; each is brought in turn, and the key is free after the last.
     for id in [1, 2, 4, 5] {
-        assert!(matches!(lane.offer(parked(id, "a", Waiting::Retry)), Offer::Queued));
+        assert!(matches!(lane.offer(parked(id, "a", Turn::Again)), Offer::Queued));
         assert_eq!(lane.next_retry().map(|d| d.effect_id().0), Some(id));
         assert!(matches!(lane.offer(fresh(9, "a")), Offer::Blocked(_)), "while {id} is on its way");
         lane.ended(Some("a"), WasParked::Yes);
@@ -111,7 +111,7 @@ fn a_parked_head_takes_those_behind_it_along() {
 #[test]
 fn a_retry_that_fails_again_keeps_its_key() {
     let mut lane = Lane::new(Ordering::Key, [("a".to_string(), 1)]);
-    assert!(matches!(lane.offer(parked(1, "a", Waiting::Retry)), Offer::Queued));
+    assert!(matches!(lane.offer(parked(1, "a", Turn::Again)), Offer::Queued));
     lane.next_retry().unwrap();
     assert!(lane.parked(Some("a"), WasParked::Yes, Waiting::Retry).is_empty());
     assert!(matches!(lane.offer(fresh(2, "a")), Offer::Blocked(_)));
@@ -122,7 +122,7 @@ fn one_that_was_scheduled_waits_for_the_one_on_its_way() {
     let mut lane = Lane::new(Ordering::Key, []);
     let _ = lane.offer(fresh(5, "a"));
     assert_eq!(drain(&mut lane), [5]);
-    assert!(matches!(lane.offer(parked(1, "a", Waiting::Scheduled)), Offer::Queued));
+    assert!(matches!(lane.offer(parked(1, "a", Turn::Scheduled)), Offer::Queued));
     assert!(!lane.has_retries(), "one of a key at a time");
     assert!(matches!(lane.offer(fresh(6, "a")), Offer::Blocked(_)), "it takes its place when due");
     lane.blocked(Some("a"));

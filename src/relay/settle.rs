@@ -201,6 +201,7 @@ fn classify(outcome: &Outcome, at: Circumstances<'_>) -> (Class, Option<Duration
             AckMode::Optional | AckMode::None => (Class::Fact(Fact::Confirmed), None),
         },
         End::Answered { status, ack: AckReading::Word { ack, retain, .. } } => (by_word(*ack, *status), *retain),
+        End::Answered { ack: AckReading::Contradicted { .. }, .. } => (Class::Ambiguous, None),
         End::Answered { status, ack: AckReading::Silent | AckReading::Malformed { .. } } => {
             (by_status(*status, at), None)
         }
@@ -251,7 +252,7 @@ fn reason(outcome: &Outcome) -> String {
         (End::Answered { status, ack: AckReading::Malformed { why, .. } }, _) => {
             format!("status {status}, malformed ack: {why}")
         }
-        (End::Answered { status, ack: AckReading::Word { ack, .. } }, _) => {
+        (End::Answered { status, ack: AckReading::Word { ack, .. } | AckReading::Contradicted { ack, .. } }, _) => {
             format!("status {status}, ack {}", ack.wire())
         }
         (End::Answered { status, .. }, _) => format!("status {status}"),

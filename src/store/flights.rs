@@ -68,10 +68,11 @@ with guard as (
     select id, consumer_id, 1, true, relay, 'lost' from turn where started or (not hold and not waits)
     on conflict do nothing
 ), parked as (
-    insert into fencepost.parked (effect_id, consumer_id, shard, ordering_key, state, attempts, next_attempt_at, reason,
+    insert into fencepost.parked (effect_id, consumer_id, shard, ordering_key, state, attempts, sent, next_attempt_at, reason,
                                   first_failed_at, first_doubt_at)
     select id, consumer_id, shard, ordering_key,
            case when hold and started then 'in_doubt' when waits then 'blocked' else 'retry' end,
+           case when started or (not hold and not waits) then 1 else 0 end,
            case when started or (not hold and not waits) then 1 else 0 end,
            case when not waits and not (hold and started) then clock_timestamp() end,
            'its flight was lost with the relay',
@@ -113,7 +114,7 @@ with guard as (
     on conflict do nothing
 ), swept as (
     update fencepost.parked p
-    set deaths = p.deaths + 1,
+    set deaths = p.deaths + 1, sent = p.sent + 1,
         state = case when p.deaths + 1 >= $3 then 'dead' when i.hold then 'in_doubt' else 'retry' end,
         next_attempt_at = case when p.deaths + 1 >= $3 or i.hold then null else clock_timestamp() end,
         reason = case when p.deaths + 1 >= $3 then 'the relay died during each of its last attempts'

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use tokio_postgres::{Client, Row};
 
+use super::Result;
 use super::log::{EFFECT_COLUMNS, effect_from_row};
-use super::{Error, Result};
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, Shard, ShardEpoch};
-use crate::model::token::Waiting;
 
 /// How much a lane can take from the parking lot now.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +21,8 @@ pub struct Room {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trouble {
     pub attempts: u32,
+    /// Attempts that may have left this machine.
+    pub sent: u32,
     pub refusals: u32,
     /// Relays that died during an attempt of it.
     pub deaths: u32,
@@ -33,13 +34,22 @@ pub struct Trouble {
     pub retain: Option<Duration>,
 }
 
+/// Why a parked delivery's turn has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// It failed, was blocked, or its lane lagged.
+    Again,
+    Scheduled,
+    /// An operator sends it again, whatever is known of it.
+    Replay,
+}
+
 /// A parked delivery whose turn has come.
 #[derive(Clone, Debug)]
 pub struct Due {
     pub effect: Effect,
     pub consumer: ConsumerId,
-    /// `Retry`, `Scheduled` or `Backlog`.
-    pub state: Waiting,
+    pub turn: Turn,
     pub trouble: Trouble,
     pub expired: bool,
 }
@@ -55,10 +65,10 @@ pub async fn due(client: &Client, rooms: &[Room], in_hand: &[EffectId]) -> Resul
     let age = |column: &str| format!("extract(epoch from clock_timestamp() - p.{column})::float8 as {column}_age");
     let sql = format!(
         "-- store::due
-select p.consumer_id, p.state, p.attempts, p.refusals, p.deaths, p.retain_seconds, {}, {}, {}, {EFFECT_COLUMNS}
+select p.consumer_id, p.state, p.replay, p.attempts, p.sent, p.refusals, p.deaths, p.retain_seconds, {}, {}, {}, {EFFECT_COLUMNS}
 from unnest($1::smallint[], $2::integer[], $3::bigint[]) as r (shard, consumer_id, rows)
 cross join lateral (
-    select p.effect_id, p.consumer_id, p.state, p.attempts, p.refusals, p.deaths, p.retain_seconds, p.first_failed_at, p.first_doubt_at,
+    select p.effect_id, p.consumer_id, p.state, p.replay, p.attempts, p.sent, p.refusals, p.deaths, p.retain_seconds, p.first_failed_at, p.first_doubt_at,
            p.in_progress_since
     from fencepost.parked p
     where p.shard = r.shard and p.consumer_id = r.consumer_id and p.next_attempt_at <= clock_timestamp()
@@ -92,9 +102,14 @@ fn due_from_row(row: &Row) -> Result<Due> {
     Ok(Due {
         effect: effect_from_row(row)?,
         consumer: ConsumerId(row.get("consumer_id")),
-        state: row.get::<_, &str>("state").parse().map_err(|e| Error::Corrupt(format!("parked: {e}")))?,
+        turn: match (row.get("replay"), row.get("state")) {
+            (true, _) => Turn::Replay,
+            (false, "scheduled") => Turn::Scheduled,
+            (false, _) => Turn::Again,
+        },
         trouble: Trouble {
             attempts: count("attempts"),
+            sent: count("sent"),
             refusals: count("refusals"),
             deaths: count("deaths"),
             failing_for: age("first_failed_at_age"),

@@ -77,6 +77,8 @@ pub struct ParkRow {
     pub ordering_key: Option<String>,
     pub state: Waiting,
     pub attempts: u32,
+    /// Those of them that may have left this machine.
+    pub sent: u32,
     /// From the database's now; `None` where no moment will make it due.
     pub due_in: Option<Duration>,
     pub reason: String,
@@ -295,6 +297,7 @@ async fn parks(tx: &Transaction<'_>, rows: &[ParkRow]) -> Result<Vec<DeliveryId>
     let keys: Vec<Option<&str>> = rows.iter().map(|r| r.ordering_key.as_deref()).collect();
     let states: Vec<&str> = rows.iter().map(|r| r.state.as_str()).collect();
     let attempts: Vec<i32> = rows.iter().map(|r| r.attempts as i32).collect();
+    let sent: Vec<i32> = rows.iter().map(|r| r.sent as i32).collect();
     let due: Vec<Option<f64>> = rows.iter().map(|r| r.due_in.map(|d| d.as_secs_f64())).collect();
     let reasons: Vec<&str> = rows.iter().map(|r| r.reason.as_str()).collect();
     let refusals: Vec<i32> = rows.iter().map(|r| r.refusals as i32).collect();
@@ -309,26 +312,26 @@ async fn parks(tx: &Transaction<'_>, rows: &[ParkRow]) -> Result<Vec<DeliveryId>
             "-- store::park
 with wanted as (
     select w.effect_id, w.consumer_id, w.shard, w.epoch, w.ordering_key, w.state, w.attempts, w.due_in, w.reason, w.refusals,
-           w.failed, w.doubt, w.progress, w.retain
+           w.failed, w.doubt, w.progress, w.retain, w.sent
     from unnest($1::bigint[], $2::integer[], $3::smallint[], $4::bigint[], $5::text[], $6::text[], $7::integer[], $8::float8[],
-                $9::text[], $10::integer[], $11::smallint[], $12::smallint[], $13::smallint[], $14::bigint[])
-        as w (effect_id, consumer_id, shard, epoch, ordering_key, state, attempts, due_in, reason, refusals, failed, doubt, progress, retain)
+                $9::text[], $10::integer[], $11::smallint[], $12::smallint[], $13::smallint[], $14::bigint[], $15::integer[])
+        as w (effect_id, consumer_id, shard, epoch, ordering_key, state, attempts, due_in, reason, refusals, failed, doubt, progress, retain, sent)
 ), held as (
     select s.shard, s.epoch from fencepost.shards s
     where (s.shard, s.epoch) in (select shard, epoch from wanted) for key share
 )
 insert into fencepost.parked as p (effect_id, consumer_id, shard, ordering_key, state, attempts, next_attempt_at, reason, refusals,
-                                   first_failed_at, first_doubt_at, in_progress_since, retain_seconds)
+                                   first_failed_at, first_doubt_at, in_progress_since, retain_seconds, sent)
 select w.effect_id, w.consumer_id, w.shard, w.ordering_key, w.state, w.attempts,
        clock_timestamp() + make_interval(secs => w.due_in), w.reason, w.refusals,
        case when w.failed = 1 then clock_timestamp() end, case when w.doubt = 1 then clock_timestamp() end,
-       case when w.progress = 1 then clock_timestamp() end, w.retain
+       case when w.progress = 1 then clock_timestamp() end, w.retain, w.sent
 from wanted w join held h on h.shard = w.shard and h.epoch = w.epoch
 where not exists (select 1 from fencepost.ledger l where l.effect_id = w.effect_id and l.consumer_id = w.consumer_id)
    or exists (select 1 from fencepost.parked r where r.effect_id = w.effect_id and r.consumer_id = w.consumer_id and r.replay)
 on conflict (effect_id, consumer_id) do update set
     state = excluded.state, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at, reason = excluded.reason,
-    refusals = excluded.refusals, retain_seconds = coalesce(excluded.retain_seconds, p.retain_seconds),
+    refusals = excluded.refusals, sent = excluded.sent, retain_seconds = coalesce(excluded.retain_seconds, p.retain_seconds),
     first_failed_at = coalesce(p.first_failed_at, excluded.first_failed_at),
     first_doubt_at = case when (select w.doubt from wanted w where w.effect_id = p.effect_id and w.consumer_id = p.consumer_id) = 2
                           then null else coalesce(p.first_doubt_at, excluded.first_doubt_at) end,
@@ -337,7 +340,7 @@ on conflict (effect_id, consumer_id) do update set
 returning p.effect_id, p.consumer_id",
             &[
                 &effects, &consumers, &shards, &epochs, &keys, &states, &attempts, &due, &reasons, &refusals, &moments[0],
-                &moments[1], &moments[2], &retains,
+                &moments[1], &moments[2], &retains, &sent,
             ],
         )
         .await?;
