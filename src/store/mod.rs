@@ -9,6 +9,7 @@ pub mod database;
 pub mod flights;
 pub mod gates;
 pub mod inspect;
+pub mod interventions;
 pub mod log;
 pub mod parking;
 pub mod relays;
