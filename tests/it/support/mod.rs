@@ -5,6 +5,8 @@
 
 pub mod db;
 pub mod process;
+pub mod receiver;
+pub mod tls;
 
 use std::time::{Duration, Instant};
 
