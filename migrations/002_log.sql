@@ -67,3 +67,21 @@ select s from generate_series(0, (select value::int from fencepost.settings wher
 insert into fencepost.flights (shard, seq, epoch, base, target, last_id, token, closed_at)
 select shard, 0, 0, pg_current_snapshot(), pg_current_snapshot(), 0, 'origin', clock_timestamp()
 from fencepost.shards;
+
+-- A key's next delivery is released by whoever removes its head: the relay's facts, an operator's skip or resolve.
+create function fencepost.release_next() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    update fencepost.parked p
+    set state = 'retry', next_attempt_at = clock_timestamp()
+    where p.consumer_id = old.consumer_id
+      and p.state = 'blocked'
+      and p.effect_id = (
+          select q.effect_id from fencepost.parked q
+          where q.consumer_id = old.consumer_id and q.ordering_key = old.ordering_key
+          order by q.effect_id limit 1);
+    return null;
+end $$;
+
+create trigger release_next after delete on fencepost.parked
+for each row when (old.ordering_key is not null) execute function fencepost.release_next();
