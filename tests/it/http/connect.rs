@@ -9,7 +9,7 @@ use fencepost::model::outcome::Phase;
 use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
-use crate::support::receiver::{Cut, OnAccept, Receiver};
+use crate::support::receiver::{Cut, OnAccept, Receiver, Script};
 use crate::support::tls::{Authority, ClientCertificate, Flaw};
 
 /// Asserts that nothing left, and returns the error.
@@ -153,4 +153,29 @@ async fn an_edge_that_cannot_be_built_says_what_to_write() {
     let weak = report(&with(&format!("secret_file = '{}'", file.display())).unwrap_err());
     std::fs::remove_file(&file).unwrap();
     assert!(weak.contains("starts with whsec_") && !weak.contains("hunter2"), "{weak}");
+}
+
+/// Set in the child process of the next test: where it sends its one request.
+const TARGET: &str = "FENCEPOST_TEST_PROXY_TARGET";
+
+#[tokio::test]
+async fn a_proxy_in_the_environment_is_not_used() {
+    if let Ok(target) = std::env::var(TARGET) {
+        assert_eq!(answered(&attempt(&edge(&target, ""), &effect("{}")).await).0, 204);
+        return;
+    }
+    let (receiver, proxy) = (Receiver::start().await, Receiver::start().await);
+    receiver.always(Script::answer(204));
+    // The environment belongs to the whole process: the request is made by a second run of this test.
+    let this = "http::connect::a_proxy_in_the_environment_is_not_used";
+    let child = tokio::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", this])
+        .env(TARGET, receiver.url())
+        .envs(["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"].map(|name| (name, proxy.url())))
+        .kill_on_drop(true)
+        .output()
+        .await
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+    assert_eq!((receiver.requests().len(), proxy.connections()), (1, 0));
 }

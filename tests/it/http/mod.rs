@@ -3,6 +3,7 @@
 mod answers;
 mod connect;
 mod cuts;
+mod examples;
 mod request;
 mod reuse;
 
