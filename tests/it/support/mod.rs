@@ -6,6 +6,7 @@
 pub mod db;
 pub mod process;
 pub mod receiver;
+pub mod script;
 pub mod tls;
 
 use std::time::{Duration, Instant};
