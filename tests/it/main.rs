@@ -4,4 +4,5 @@
 mod support;
 
 mod embedded;
+mod http;
 mod inbox;
