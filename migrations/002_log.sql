@@ -39,7 +39,7 @@ select fencepost.protect(r) from unnest(array[
 
 -- The shard of a key: leading bytes of a digest, the same on every platform and version.
 create function fencepost.shard_of(key text, shards integer) returns smallint
-language sql immutable parallel safe as $$
+language sql stable parallel safe as $$
     select ((('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint) % shards)::smallint
 $$;
 
@@ -66,9 +66,10 @@ end $$;
 
 -- The timeline being written now. The control file's is the last checkpoint's, which lags behind a promotion.
 create function fencepost.wal_timeline() returns integer
-language sql volatile set search_path = pg_catalog, pg_temp as $$
-    select ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer
-$$;
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    return ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer;
+end $$;
 
 insert into fencepost.shards (shard)
 select s from generate_series(0, (select value::int from fencepost.settings where name = 'shards') - 1) s;
