@@ -4,5 +4,6 @@ pub mod demo;
 pub mod edge;
 pub mod inbox;
 pub mod model;
+pub mod producer;
 pub mod relay;
 pub mod store;
