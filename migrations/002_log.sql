@@ -1,7 +1,7 @@
 -- What keeps the log honest: segments, their immutability, the shards and flight 0 of each.
 
 create function fencepost.refuse_change() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     raise exception using
         errcode = 'OB008',
@@ -38,10 +38,14 @@ select fencepost.protect(r) from unnest(array[
     'fencepost.effects', 'fencepost.ledger']::regclass[]) r;
 
 -- The shard of a key: leading bytes of a digest, the same on every platform and version.
+create function fencepost.shard_of(key text, shards integer) returns smallint
+language sql immutable parallel safe as $$
+    select ((('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint) % shards)::smallint
+$$;
+
 create function fencepost.shard_of(key text) returns smallint
 language sql stable parallel safe set search_path = pg_catalog, pg_temp as $$
-    select ((('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint)
-            % (select value::int from fencepost.settings where name = 'shards'))::smallint
+    select fencepost.shard_of(key, (select value::int from fencepost.settings where name = 'shards'))
 $$;
 
 -- fencepost.doorbell_class: the first half of the advisory lock a sleeping relay holds for each of its shards.
@@ -60,6 +64,12 @@ begin
     end if;
 end $$;
 
+-- The timeline being written now. The control file's is the last checkpoint's, which lags behind a promotion.
+create function fencepost.wal_timeline() returns integer
+language sql volatile set search_path = pg_catalog, pg_temp as $$
+    select ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer
+$$;
+
 insert into fencepost.shards (shard)
 select s from generate_series(0, (select value::int from fencepost.settings where name = 'shards') - 1) s;
 
@@ -67,3 +77,7 @@ select s from generate_series(0, (select value::int from fencepost.settings wher
 insert into fencepost.flights (shard, seq, epoch, base, target, last_id, token, closed_at)
 select shard, 0, 0, pg_current_snapshot(), pg_current_snapshot(), 0, 'origin', clock_timestamp()
 from fencepost.shards;
+
+-- Whose history this is; a claim that finds another server or timeline raises the epoch base.
+insert into fencepost.history (system_identifier, timeline)
+select system_identifier, fencepost.wal_timeline() from pg_control_system();
