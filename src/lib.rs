@@ -1,5 +1,7 @@
 //! fencepost: a transactional-outbox relay beside PostgreSQL.
 
+pub mod cli;
+pub mod config;
 pub mod demo;
 pub mod edge;
 pub mod inbox;

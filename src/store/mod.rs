@@ -2,7 +2,10 @@
 //! `-- store::<name>`, so that it is recognised in `pg_stat_activity`. All times and all decisions about time are the
 //! database's. Only `store` knows SQL; it knows `model` and nobody above it.
 
+pub mod audit;
+pub mod consumers;
 pub mod database;
+pub mod inspect;
 pub mod schema;
 
 pub use database::{Database, Error, Result};
