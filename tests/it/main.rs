@@ -5,3 +5,4 @@ mod support;
 
 mod embedded;
 mod inbox;
+mod producer;
