@@ -14,3 +14,28 @@ mod item;
 pub mod request;
 mod retry_after;
 pub mod sign;
+
+use crate::model::consumer::{Consumer, EdgeSpec};
+use crate::model::effect::AttemptContext;
+use crate::model::outcome::Outcome;
+
+/// A consumer's edge, ready to make attempts.
+pub enum Edge {
+    Http(http::HttpEdge),
+}
+
+impl Edge {
+    /// Reads the consumer's secrets and builds its client.
+    pub fn new(consumer: &Consumer, egress: &egress::EgressPolicy) -> Result<Self, error::EdgeError> {
+        match consumer.edge {
+            EdgeSpec::Http { .. } | EdgeSpec::Amqp { .. } => Ok(Self::Http(http::HttpEdge::new(consumer, egress)?)),
+        }
+    }
+
+    /// Makes one attempt. Always ends, within the consumer's timeout.
+    pub async fn attempt(&self, ctx: AttemptContext<'_>) -> Outcome {
+        match self {
+            Self::Http(edge) => edge.attempt(ctx).await,
+        }
+    }
+}
