@@ -3,6 +3,7 @@
 
 mod support;
 
+mod cli;
 mod embedded;
 mod inbox;
 mod producer;
