@@ -7,5 +7,6 @@ pub mod edge;
 mod failpoint;
 pub mod inbox;
 pub mod model;
+pub mod producer;
 pub mod relay;
 pub mod store;

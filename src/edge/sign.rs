@@ -81,7 +81,7 @@ mod tests {
     use std::time::{SystemTime, UNIX_EPOCH};
 
     // The published library compares with this machine's clock.
-    #[allow(clippy::disallowed_methods)]
+    #[expect(clippy::disallowed_methods)]
     fn now() -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
     }

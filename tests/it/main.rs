@@ -7,3 +7,4 @@ mod cli;
 mod embedded;
 mod http;
 mod inbox;
+mod producer;
