@@ -11,6 +11,7 @@ mod grant;
 pub mod logging;
 mod migrate;
 mod output;
+mod run;
 mod secret;
 mod status;
 mod story;
@@ -53,6 +54,8 @@ enum Command {
     /// Deliveries: list, tail, retry, resolve, skip, replay.
     #[command(subcommand)]
     Deliveries(deliveries::Command),
+    /// Run the relay until SIGTERM or SIGINT.
+    Run(run::Args),
     /// Signing secrets.
     #[command(subcommand)]
     Secret(secret::Command),
@@ -98,6 +101,7 @@ impl Cli {
             Command::Task(args) => story::task(&global, args).await,
             Command::Effect(args) => story::effect(&global, args).await,
             Command::Deliveries(command) => deliveries::run(&global, command).await,
+            Command::Run(args) => run::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }
     }
