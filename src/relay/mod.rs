@@ -19,7 +19,7 @@ pub mod lane;
 pub mod lease;
 pub mod loader;
 pub mod options;
-mod outage;
+pub mod outage;
 pub mod reader;
 pub mod retry;
 pub mod router;

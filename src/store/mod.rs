@@ -18,5 +18,6 @@ pub mod schema;
 pub mod session;
 pub mod settle;
 pub mod shards;
+pub mod tasks;
 
 pub use database::{Database, Error, Result};
