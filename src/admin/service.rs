@@ -71,7 +71,7 @@ async fn look(admin: &Admin) -> Option<Arc<Service>> {
 async fn load(admin: &Admin) -> Result<Service> {
     let mut client = admin.pool.get().await.map_err(Error::from)?;
     let tx = client.build_transaction().read_only(true).start().await?;
-    Ok(Service { edges: status::edges(&tx).await?, alarms: status::alarms(&tx).await? })
+    Ok(Service { edges: status::edges(&tx).await?, alarms: status::alarms(&*tx).await? })
 }
 
 fn gauges(service: &Service) -> String {

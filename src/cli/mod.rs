@@ -2,6 +2,7 @@
 //! prints. No SQL and no delivery logic lives here. Exit codes: 0 done, 1 failed or found something, 2 usage or
 //! configuration.
 
+mod alarms;
 mod check;
 mod consent;
 mod consumers;
@@ -57,6 +58,9 @@ enum Command {
     /// Deliveries: list, tail, retry, resolve, skip, replay.
     #[command(subcommand)]
     Deliveries(deliveries::Command),
+    /// Alarms: list, resolve.
+    #[command(subcommand)]
+    Alarms(alarms::Command),
     /// Run the relay until SIGTERM or SIGINT.
     Run(run::Args),
     /// Signing secrets.
@@ -116,6 +120,7 @@ impl Cli {
             Command::Task(args) => story::task(&global, args).await,
             Command::Effect(args) => story::effect(&global, args).await,
             Command::Deliveries(command) => deliveries::run(&global, command).await,
+            Command::Alarms(command) => alarms::run(&global, command).await,
             Command::Run(args) => run::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }

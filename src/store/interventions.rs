@@ -203,3 +203,22 @@ async fn ring(tx: &Transaction<'_>, rows: &[DeliveryId]) -> Result<()> {
     .await?;
     Ok(())
 }
+
+/// Takes note of alarms of this name (about one object, or all) and says how many there were.
+pub async fn acknowledge(client: &mut Client, name: &str, object: Option<&str>, reason: &Reason) -> Result<u64> {
+    let tx = client.transaction().await?;
+    let rows = tx
+        .query(
+            "-- store::acknowledge_alarms
+             update fencepost.alarms set resolved_at = clock_timestamp()
+             where name = $1 and ($2::text is null or object = $2) and resolved_at is null returning object",
+            &[&name, &object],
+        )
+        .await?;
+    let objects: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    if !objects.is_empty() {
+        audit::record(&tx, "alarms resolve", name, reason, &json!({ "objects": objects })).await?;
+    }
+    tx.commit().await?;
+    Ok(objects.len() as u64)
+}

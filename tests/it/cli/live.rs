@@ -132,6 +132,8 @@ async fn a_paused_consumer_is_left_alone_until_it_is_resumed() {
     let told = json(&db, NOTHING, 0, &["effect", "t1:1"]).await;
     assert_eq!(told["waiting"][0]["why"][0]["code"], "paused", "{told}");
     assert_eq!(consumer.seen().len(), 1);
+    assert_eq!(fencepost(&db, NOTHING, &["status"]).await.0, 1, "an alarm stands");
     operator(&db, &["consumers", "resume", "a"]).await;
+    assert_eq!(json(&db, NOTHING, 0, &["alarms", "list"]).await, serde_json::json!([]));
     becomes(&db, "t1:1", "accepted").await;
 }
