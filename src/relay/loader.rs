@@ -111,9 +111,8 @@ impl Loader {
             asked.extend(dispatcher.changes().await.into_iter().map(|(shard, changes)| ((*id, shard), changes)));
         }
         let client = self.pool.get().await?;
-        for lease in &leases {
-            parking::mend(&client, lease.shard, lease.epoch).await?;
-        }
+        let held: Vec<_> = leases.iter().map(|lease| (lease.shard, lease.epoch)).collect();
+        parking::mend(&client, &held).await?;
         let shards: Vec<Shard> = leases.iter().map(|lease| lease.shard).collect();
         let mut counted: HashMap<(ConsumerId, Shard), HashMap<String, u64>> = HashMap::new();
         for (shard, consumer, key, count) in parking::blocked_keys(&client, &shards).await? {

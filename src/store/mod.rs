@@ -12,6 +12,7 @@ pub mod gates;
 pub mod inspect;
 pub mod log;
 pub mod parking;
+pub mod reconcile;
 pub mod relays;
 pub mod schema;
 pub mod session;
