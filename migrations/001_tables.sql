@@ -165,6 +165,7 @@ create table fencepost.flights (
     closed_at  timestamptz,
     primary key (shard, seq)
 ) with (fillfactor = 50);
+-- No index on the token: closing a flight stays a heap-only update.
 
 -- One row per delivery in trouble.
 create table fencepost.parked (
@@ -174,6 +175,8 @@ create table fencepost.parked (
     ordering_key      text,
     state             text not null check (state in ('retry', 'blocked', 'backlog', 'scheduled', 'unacked', 'in_doubt', 'dead')),
     attempts          integer not null default 0,
+    -- Attempts that may have left this machine: what Outbox-Attempt counts.
+    sent              integer not null default 0,
     next_attempt_at   timestamptz,
     reason            text,
     refusals          integer not null default 0,
@@ -183,10 +186,12 @@ create table fencepost.parked (
     first_doubt_at    timestamptz,
     in_progress_since timestamptz,
     retain_seconds    bigint,
+    -- An operator sends a terminal delivery again: its facts do not end this row.
+    replay            boolean not null default false,
     parked_at         timestamptz not null default clock_timestamp(),
     primary key (effect_id, consumer_id)
 ) with (fillfactor = 70);
-create index parked_due on fencepost.parked (shard, next_attempt_at) where state in ('retry', 'scheduled', 'unacked');
+create index parked_due on fencepost.parked (shard, consumer_id, next_attempt_at);
 create index parked_keys on fencepost.parked (consumer_id, ordering_key, effect_id) where ordering_key is not null;
 
 -- Append-only: the start of an attempt where it needs a marker of its own, and the end of each that was not a

@@ -82,3 +82,21 @@ from fencepost.shards;
 -- Whose history this is; a claim that finds another server or timeline raises the epoch base.
 insert into fencepost.history (system_identifier, timeline)
 select system_identifier, fencepost.wal_timeline() from pg_control_system();
+
+-- A key's next delivery is released by whoever removes its head: the relay's facts, an operator's skip or resolve.
+create function fencepost.release_next() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    update fencepost.parked p
+    set state = 'retry', next_attempt_at = clock_timestamp()
+    where p.consumer_id = old.consumer_id
+      and p.state = 'blocked'
+      and p.effect_id = (
+          select q.effect_id from fencepost.parked q
+          where q.consumer_id = old.consumer_id and q.ordering_key = old.ordering_key
+          order by q.effect_id limit 1);
+    return null;
+end $$;
+
+create trigger release_next after delete on fencepost.parked
+for each row when (old.ordering_key is not null) execute function fencepost.release_next();

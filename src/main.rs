@@ -1,1 +1,24 @@
-fn main() {}
+//! The binary: arguments in, exit code out.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use fencepost::cli::{self, Cli};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("fencepost: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(cli.run()) {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            eprintln!("fencepost: {}", cli::logging::report(error.as_ref()));
+            cli::exit_code_of(&error)
+        }
+    }
+}

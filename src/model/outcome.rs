@@ -38,6 +38,11 @@ pub enum AckReading {
         retain: Option<Duration>,
         raw: String,
     },
+    /// `applied` or `duplicate` under a status that is not 2xx: kept, counted, and the attempt is ambiguous.
+    Contradicted {
+        ack: Ack,
+        raw: String,
+    },
     /// Kept raw, counted, and treated as silence.
     Malformed {
         raw: String,
@@ -85,6 +90,16 @@ pub struct Evidence {
     pub error: Option<String>,
 }
 
+impl AckReading {
+    /// The acknowledgement's text as it came, if any came.
+    pub fn raw(&self) -> Option<&str> {
+        match self {
+            Self::Silent => None,
+            Self::Word { raw, .. } | Self::Contradicted { raw, .. } | Self::Malformed { raw, .. } => Some(raw),
+        }
+    }
+}
+
 impl Outcome {
     pub fn status(&self) -> Option<u16> {
         match self.end {
@@ -96,7 +111,7 @@ impl Outcome {
     /// The acknowledgement's text as it came, if any came.
     pub fn ack_raw(&self) -> Option<&str> {
         match &self.end {
-            End::Answered { ack: AckReading::Word { raw, .. } | AckReading::Malformed { raw, .. }, .. } => Some(raw),
+            End::Answered { ack, .. } => ack.raw(),
             _ => None,
         }
     }

@@ -2,7 +2,19 @@
 //! `-- store::<name>`, so that it is recognised in `pg_stat_activity`. All times and all decisions about time are the
 //! database's. Only `store` knows SQL; it knows `model` and nobody above it.
 
+pub mod alarms;
+pub mod audit;
+pub mod consumers;
 pub mod database;
+pub mod flights;
+pub mod gates;
+pub mod inspect;
+pub mod log;
+pub mod parking;
+pub mod relays;
 pub mod schema;
+pub mod session;
+pub mod settle;
+pub mod shards;
 
 pub use database::{Database, Error, Result};

@@ -1,1 +1,7 @@
-//! The integration tests, one binary.
+//! The integration tests, one binary. Each talks to a real PostgreSQL: the one in FENCEPOST_TEST_DATABASE_URL (set by
+//! `make test`), else a private one that starts with the first test that needs it and ends with the process.
+
+mod support;
+
+mod embedded;
+mod inbox;

@@ -1,0 +1,15 @@
+# `make demo` shows fencepost at work, `make test` runs every test. Both set up what they need and leave nothing behind.
+
+.PHONY: demo test check
+
+# make demo ARGS="--tasks 500 --keep"
+demo:
+	cargo run --locked -- demo $(ARGS)
+
+test:
+	cargo build --locked --all-targets --features failpoints
+	cargo run --locked --features failpoints --example with_services -- sh .ci/test
+
+# What CI runs.
+check:
+	sh .ci/run

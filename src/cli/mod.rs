@@ -1,0 +1,93 @@
+//! The command line: one file per command, each of which reads its arguments, calls `store` (or starts the relay) and
+//! prints. No SQL and no delivery logic lives here. Exit codes: 0 done, 1 failed or found something, 2 usage or
+//! configuration.
+
+mod check;
+mod consent;
+mod consumers;
+mod global;
+mod grant;
+pub mod logging;
+mod migrate;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use global::Global;
+
+/// A transactional-outbox relay beside PostgreSQL.
+#[derive(Parser, Debug)]
+#[command(name = "fencepost", version, propagate_version = true)]
+#[command(after_help = "Exit codes: 0 done, 1 failed or found something, 2 usage or configuration.\n\
+    What changes state shows what it would do, and does it with --yes --reason TEXT.")]
+pub struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Create or upgrade the schema; any number may run at once.
+    Migrate(migrate::Args),
+    /// Check configuration and connectivity and name every fault at once.
+    Check(check::Args),
+    /// Let a database role use fencepost.
+    Grant(grant::Args),
+    /// The consumers in the database: list, apply the file, pause, resume, retire.
+    #[command(subcommand)]
+    Consumers(consumers::Command),
+}
+
+/// How a command ended that did not fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exit {
+    Done,
+    /// It worked and found something that needs a person.
+    Found,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        match exit {
+            Exit::Done => Self::SUCCESS,
+            Exit::Found => Self::FAILURE,
+        }
+    }
+}
+
+/// The command was not used as it must be: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+/// The exit code of a failure: 2 for usage and configuration, else 1.
+pub fn exit_code_of(error: &anyhow::Error) -> ExitCode {
+    if error.is::<Usage>() || error.is::<crate::config::Faults>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+}
+
+impl Cli {
+    /// Does what was asked.
+    pub async fn run(self) -> anyhow::Result<Exit> {
+        let global = self.global;
+        match self.command {
+            Command::Migrate(args) => migrate::run(&global, args).await,
+            Command::Check(args) => check::run(&global, args).await,
+            Command::Grant(args) => grant::run(&global, args).await,
+            Command::Consumers(command) => consumers::run(&global, command).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_commands_are_well_formed() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,187 @@
+//! What no key shows alone: values out of range, and combinations that cannot work.
+
+use std::collections::BTreeMap;
+
+use secrecy::SecretString;
+
+use super::EgressRules;
+use super::fault::{Fault, Origin};
+use super::read::{Reading, entry_place};
+use crate::model::consumer::Kind;
+use crate::model::key::ConsumerId;
+
+/// The database's URL from the one place that names it. A password is never written in the file.
+pub(super) fn database_url(reading: &mut Reading) -> Option<SecretString> {
+    let database = reading.sections.database.clone();
+    let named = [database.url.is_some(), database.url_env.is_some(), database.url_file.is_some()];
+    if named.iter().filter(|is| **is).count() > 1 {
+        reading.fault("database", "url, url_env and url_file: more than one is set", "one of the three");
+        return None;
+    }
+    if let Some(url) = database.url {
+        if matches!(reading.origin("database.url"), Origin::File(_)) && has_password(&url) {
+            reading.fault(
+                "database.url",
+                "holds a password",
+                "the url without it and PostgreSQL's own means (peer, certificate), or url_file / url_env",
+            );
+            return None;
+        }
+        return Some(url.into());
+    }
+    if let Some(name) = database.url_env {
+        return match std::env::var(&name) {
+            Ok(url) => Some(url.into()),
+            Err(_) => {
+                reading.fault("database.url_env", format!("{name} is not set in the environment"), "");
+                None
+            }
+        };
+    }
+    let path = database.url_file?;
+    match std::fs::read_to_string(&path) {
+        Ok(url) => Some(url.trim().into()),
+        Err(error) => {
+            reading.fault("database.url_file", format!("{} cannot be read: {error}", path.display()), "");
+            None
+        }
+    }
+}
+
+fn has_password(text: &str) -> bool {
+    match url::Url::parse(text) {
+        Ok(url) => url.password().is_some() || url.query_pairs().any(|(key, _)| key == "password"),
+        Err(_) => {
+            text.to_ascii_lowercase().split(|c: char| c == '=' || c.is_whitespace()).any(|word| word == "password")
+        }
+    }
+}
+
+pub(super) fn egress(reading: &mut Reading) -> EgressRules {
+    let http = reading.sections.http.clone();
+    let mut networks = |key: &str, list: Vec<String>| {
+        let mut parsed = Vec::new();
+        for text in list {
+            match text.parse::<ipnet::IpNet>().or_else(|_| text.parse::<std::net::IpAddr>().map(Into::into)) {
+                Ok(net) => parsed.push(net),
+                Err(_) => reading.fault(key, format!("{text:?} is not a network"), "\"10.1.0.0/16\" or \"fd00::/8\""),
+            }
+        }
+        parsed
+    };
+    EgressRules {
+        allow_private: http.allow_private,
+        allow: networks("http.allow", http.allow),
+        deny: networks("http.deny", http.deny),
+    }
+}
+
+pub(super) fn combinations(reading: &mut Reading) {
+    let (relay, retry) = (reading.sections.relay.clone(), reading.sections.retry.clone());
+    let revision = reading.sections.revision;
+    // Each rule: what breaks it, the key, what is wrong, what to write.
+    let rules = [
+        (
+            relay.name.is_empty() || relay.name.len() > 64 || relay.name.chars().any(char::is_control),
+            "relay.name",
+            format!("{:?} is not a name", relay.name),
+            "1 to 64 bytes without control characters".into(),
+        ),
+        (
+            relay.renew_every * 3 > relay.shard_lease,
+            "relay.renew_every",
+            format!("{:?} is more than a third of shard_lease ({:?})", relay.renew_every, relay.shard_lease),
+            format!("at most {:?}, or a longer shard_lease", relay.shard_lease / 3),
+        ),
+        (
+            relay.poll_min > relay.poll_max,
+            "relay.poll_min",
+            format!("{:?} is more than poll_max ({:?})", relay.poll_min, relay.poll_max),
+            "poll_min at most poll_max".into(),
+        ),
+        (
+            relay.flight_bytes > relay.bytes_in_flight,
+            "relay.flight_bytes",
+            format!("{} is more than bytes_in_flight ({})", relay.flight_bytes, relay.bytes_in_flight),
+            "at most bytes_in_flight: one flight must fit".into(),
+        ),
+        (
+            retry.base > retry.cap,
+            "retry.base",
+            format!("{:?} is more than cap ({:?})", retry.base, retry.cap),
+            "base at most cap".into(),
+        ),
+        (
+            retry.cap > retry.budget,
+            "retry.cap",
+            format!("{:?} is more than budget ({:?})", retry.cap, retry.budget),
+            "cap at most budget".into(),
+        ),
+        (
+            revision < 0,
+            "revision",
+            format!("{} is negative", revision),
+            "a whole number from 0 that grows with every change".into(),
+        ),
+    ];
+    for (broken, key, wrong, write) in rules {
+        if broken {
+            reading.fault(key, wrong, write);
+        }
+    }
+    let counts = [
+        ("relay.flight_deliveries", u64::from(relay.flight_deliveries), 10_000),
+        ("relay.flight_bytes", relay.flight_bytes, 1 << 30),
+        ("relay.bytes_in_flight", relay.bytes_in_flight, 1 << 36),
+        ("retry.short_budget", u64::from(retry.short_budget), 1_000),
+    ];
+    for (key, value, most) in counts {
+        if value == 0 || value > most {
+            reading.fault(key, format!("{value} is out of range"), format!("1 to {most}"));
+        }
+    }
+    let admin = reading.sections.admin.clone();
+    if !admin.listen.ip().is_loopback() && !admin.allow_remote {
+        reading.fault(
+            "admin.listen",
+            format!("{} is reachable from other machines, and the endpoints ask for no credentials", admin.listen),
+            "127.0.0.1:PORT, or allow_remote = true",
+        );
+    }
+    if let Err(error) = tracing_subscriber::EnvFilter::try_new(&reading.sections.log.level) {
+        reading.fault(
+            "log.level",
+            error.to_string(),
+            "error, warn, info, debug or trace, also per module: \"info,fencepost::edge=debug\"",
+        );
+    }
+}
+
+pub(super) fn consumers(reading: &mut Reading) {
+    let lease = reading.sections.relay.shard_lease;
+    let mut seen = BTreeMap::new();
+    let mut faults = Vec::new();
+    let origin = reading.origin("consumers");
+    for (n, entry) in reading.sections.consumers.iter().enumerate() {
+        let place = entry_place(n, Some(&entry.name));
+        let mut add = |key: &str, wrong: String, write: String| {
+            faults.push(Fault { origin: origin.clone(), key: format!("{place}.{key}"), wrong, write });
+        };
+        if let Some(first) = seen.insert(entry.name.clone(), n) {
+            add("name", format!("consumers[{first}] has the same name"), "a name of its own".into());
+        }
+        match entry.check(ConsumerId(0)) {
+            Ok(consumer) if entry.kind == Kind::Http && consumer.timeout > lease => add(
+                "timeout",
+                format!(
+                    "{:?} is longer than relay.shard_lease ({lease:?}): an attempt could outlive its lease",
+                    consumer.timeout
+                ),
+                "a shorter timeout, or a longer shard_lease".into(),
+            ),
+            Ok(_) => {}
+            Err(wrong) => wrong.into_iter().for_each(|fault| add(&fault.key, fault.wrong, fault.write)),
+        }
+    }
+    reading.faults.append(&mut faults);
+}

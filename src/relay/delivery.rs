@@ -1,0 +1,139 @@
+//! One delivery on its way through the relay, and the flight or parked row it came from.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::lease::ShardLease;
+use crate::model::effect::Effect;
+use crate::model::key::{ConsumerId, EffectId, FlightSeq};
+use crate::store::parking::{Trouble, Turn};
+use crate::store::settle::DeliveryId;
+
+/// One (effect, consumer) pair in hand.
+#[derive(Debug)]
+pub struct Delivery {
+    pub effect: Arc<Effect>,
+    pub consumer: ConsumerId,
+    pub lease: Arc<ShardLease>,
+    pub trouble: Trouble,
+    pub expired: bool,
+    pub origin: Origin,
+    /// When it came into hand.
+    pub since: Instant,
+}
+
+/// Where a delivery came from decides what its first byte needs: an open flight, or a start row of its own.
+#[derive(Debug)]
+pub enum Origin {
+    Flight(Arc<Flight>),
+    Parked { turn: Turn, guard: InHand },
+}
+
+/// A flight in the air. It may close when nothing of it is outstanding.
+#[derive(Debug)]
+pub struct Flight {
+    pub seq: FlightSeq,
+    pub outstanding: AtomicUsize,
+    /// Given back when the last delivery of the flight is gone.
+    pub bytes: Charge,
+}
+
+/// Deliveries from the parking lot that are in hand, so that the loader does not bring them twice.
+#[derive(Clone, Debug, Default)]
+pub struct Hand(Arc<Mutex<HashSet<DeliveryId>>>);
+
+/// A place in a [`Hand`], given up when the delivery is settled.
+#[derive(Debug)]
+pub struct InHand {
+    hand: Hand,
+    delivery: DeliveryId,
+}
+
+/// The bytes of payload a relay may hold at once.
+#[derive(Clone, Debug)]
+pub struct ByteBudget {
+    inner: Arc<BudgetInner>,
+}
+
+#[derive(Debug)]
+struct BudgetInner {
+    limit: u64,
+    used: AtomicU64,
+    freed: Notify,
+}
+
+/// Bytes taken from a [`ByteBudget`].
+#[derive(Debug)]
+pub struct Charge {
+    budget: ByteBudget,
+    bytes: u64,
+}
+
+impl Delivery {
+    pub fn id(&self) -> DeliveryId {
+        DeliveryId { effect: self.effect.id, consumer: self.consumer }
+    }
+
+    pub fn effect_id(&self) -> EffectId {
+        self.effect.id
+    }
+
+    pub fn is_parked(&self) -> bool {
+        matches!(self.origin, Origin::Parked { .. })
+    }
+}
+
+impl Hand {
+    /// Takes the delivery in hand, unless it is already.
+    pub fn take(&self, delivery: DeliveryId) -> Option<InHand> {
+        let new = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(delivery);
+        new.then(|| InHand { hand: self.clone(), delivery })
+    }
+
+    pub fn all(&self) -> Vec<DeliveryId> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+    }
+}
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        self.hand.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.delivery);
+    }
+}
+
+impl ByteBudget {
+    pub fn new(limit: u64) -> Self {
+        Self { inner: Arc::new(BudgetInner { limit, used: AtomicU64::new(0), freed: Notify::new() }) }
+    }
+
+    /// What is left, as far as is known now.
+    pub fn room(&self) -> u64 {
+        self.inner.limit.saturating_sub(self.inner.used.load(Ordering::Acquire))
+    }
+
+    /// Takes what was read already: one large effect may go over the limit, never two readings.
+    pub fn charge(&self, bytes: u64) -> Charge {
+        self.inner.used.fetch_add(bytes, Ordering::AcqRel);
+        Charge { budget: self.clone(), bytes }
+    }
+
+    /// Waits until something was given back.
+    pub async fn freed(&self) {
+        self.inner.freed.notified().await;
+    }
+
+    pub fn used(&self) -> u64 {
+        self.inner.used.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.inner.used.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.budget.inner.freed.notify_one();
+    }
+}

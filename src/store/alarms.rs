@@ -1,0 +1,60 @@
+//! Alarms: an ERROR line, a counter and a row that stays until it is resolved.
+
+use tokio_postgres::Client;
+
+use super::Result;
+
+/// What went wrong, by a name that dashboards can rely on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Alarm {
+    /// A consumer said: same key, other payload.
+    Conflict,
+    /// A delivery of a closed flight had neither fact nor parked row.
+    Unaccounted,
+    /// A delivery was being attempted at the death of three relays.
+    Poison,
+    /// A consumer's declaration or secret cannot be used.
+    ConsumerUnusable,
+    /// A delivery's outcome could not be written.
+    Unwritable,
+}
+
+impl Alarm {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Conflict => "conflict",
+            Self::Unaccounted => "unaccounted",
+            Self::Poison => "poison",
+            Self::ConsumerUnusable => "consumer_unusable",
+            Self::Unwritable => "unwritable",
+        }
+    }
+}
+
+/// Raises an alarm, or counts it once more.
+pub async fn raise(client: &Client, alarm: Alarm, object: &str, detail: &str) -> Result<()> {
+    tracing::error!(alarm = alarm.as_str(), object, detail, "alarm");
+    metrics::counter!("fencepost_alarms_total", "alarm" => alarm.as_str()).increment(1);
+    client
+        .execute(
+            "-- store::raise_alarm
+             insert into fencepost.alarms (name, object, detail) values ($1, $2, $3)
+             on conflict (name, object) do update
+             set count = alarms.count + 1, last_at = clock_timestamp(), detail = excluded.detail, resolved_at = null",
+            &[&alarm.as_str(), &object, &detail],
+        )
+        .await?;
+    Ok(())
+}
+
+/// The cause is gone.
+pub async fn resolve(client: &Client, alarm: Alarm, object: &str) -> Result<()> {
+    client
+        .execute(
+            "-- store::resolve_alarm
+             update fencepost.alarms set resolved_at = clock_timestamp() where name = $1 and object = $2 and resolved_at is null",
+            &[&alarm.as_str(), &object],
+        )
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,455 @@
+//! Reading the log without gaps, and opening flights in the same statement.
+//!
+//! An effect is new if it is visible now and was not visible in the snapshot of the last reading. Two disjoint
+//! branches find the new ones by index: transactions that began after that snapshot, and those that were in progress
+//! in it. One predicate with OR would scan the log at every poll.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::session::Session;
+use super::{Error, Result};
+use crate::model::effect::Effect;
+use crate::model::key::{ConsumerId, EffectId, EffectKey, FlightSeq, LeaseEpoch, Shard, ShardEpoch, TaskId};
+
+/// A `pg_snapshot` in PostgreSQL's own text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot(String);
+
+/// Where a shard's reading stands: the newest flight row, and nothing else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Position {
+    pub seq: FlightSeq,
+    pub reached: Reached,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// Everything visible in this snapshot was read.
+    Whole(Snapshot),
+    /// Of the difference between two snapshots everything up to an id was read: the difference was large.
+    Partial { base: Snapshot, target: Snapshot, after: EffectId },
+}
+
+/// A shard to read from, and as whom.
+#[derive(Clone, Debug)]
+pub struct Held {
+    pub shard: Shard,
+    pub epoch: ShardEpoch,
+    pub position: Position,
+}
+
+/// Who opens a flight. The nonce recognises an opening whose answer was lost.
+#[derive(Clone, Copy, Debug)]
+pub struct Opener {
+    pub relay: Uuid,
+    pub nonce: Uuid,
+}
+
+/// The limits of one flight.
+#[derive(Clone, Copy, Debug)]
+pub struct PageLimits {
+    pub deliveries: u32,
+    pub bytes: u64,
+}
+
+/// An effect with what the database's clock said of it when it was read.
+#[derive(Clone, Debug)]
+pub struct ReadEffect {
+    pub effect: Effect,
+    /// How long it still has to wait for its `deliver_after`.
+    pub due_in: Option<Duration>,
+    pub expired: bool,
+}
+
+/// A flight that was just opened, durably.
+#[derive(Clone, Debug)]
+pub struct OpenedFlight {
+    pub shard: Shard,
+    pub position: Position,
+    pub effects: Vec<ReadEffect>,
+}
+
+/// What one reading found.
+#[derive(Debug, Default)]
+pub struct Reading {
+    pub opened: Vec<OpenedFlight>,
+    /// Shards whose next flight number was already taken: somebody else owns them now.
+    pub lost: Vec<Shard>,
+    /// The database's clock, where anything was read.
+    pub now: Option<SystemTime>,
+}
+
+impl Snapshot {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Position {
+    pub(super) fn from_row(seq: i64, base: String, target: String, last_id: i64, partial: bool) -> Self {
+        let reached = match partial {
+            true => Reached::Partial { base: Snapshot(base), target: Snapshot(target), after: EffectId(last_id) },
+            false => Reached::Whole(Snapshot(target)),
+        };
+        Self { seq: FlightSeq(seq), reached }
+    }
+
+    /// The number of the next flight: this relay's own last + 1. The primary key makes it a compare-and-set.
+    pub fn next_seq(&self) -> FlightSeq {
+        FlightSeq(self.seq.0 + 1)
+    }
+}
+
+/// The columns of [`effect_from_row`], of an effect called `e`.
+pub(super) const EFFECT_COLUMNS: &str = "e.id, e.shard, e.task_id, e.lease_epoch, e.position, e.targets, e.topic, \
+    e.type, e.schema_version, e.content_type, e.headers, e.ordering_key, e.traceparent, e.payload, e.sha256, \
+    e.committed_at, e.deliver_after, e.expires_at, \
+    extract(epoch from e.deliver_after - clock_timestamp())::float8 as due_in, \
+    coalesce(e.expires_at <= clock_timestamp(), false) as expired";
+
+/// New effects of one shard `h` (shard, base): ids in the order of their keys. `id + 0` keeps the planner from walking the primary key.
+const NEW_IDS: &str = "select z.id from (
+            select e.id from fencepost.effects e where e.shard = h.shard and e.xid >= pg_snapshot_xmax(h.base)
+            union all
+            select e.id from pg_snapshot_xip(h.base) x
+            cross join lateral (select e.id from fencepost.effects e where e.shard = h.shard and e.xid = x offset 0) e
+        ) z order by z.id + 0";
+
+/// Reads what is new in all `held` shards whose last difference is read through, and opens a flight for each that has
+/// something: one statement, one snapshot, one commit. Writes nothing where nothing is new.
+pub async fn open_flights(session: &Session, held: &[Held], opener: Opener, limits: PageLimits) -> Result<Reading> {
+    let whole = |h: &Held| match &h.position.reached {
+        Reached::Whole(base) => Some((h.shard.0, h.position.next_seq().0, h.epoch.0, base.0.clone())),
+        Reached::Partial { .. } => None,
+    };
+    let (mut shards, mut seqs, mut epochs, mut bases) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (shard, seq, epoch, base) in held.iter().filter_map(whole) {
+        shards.push(shard);
+        seqs.push(seq);
+        epochs.push(epoch);
+        bases.push(base);
+    }
+    if shards.is_empty() {
+        return Ok(Reading::default());
+    }
+    let sql = open_flights_sql();
+    let warnings = session.warnings();
+    let statement = session.prepared(&sql).await?;
+    let rows = session
+        .client()
+        .query(
+            &statement,
+            &[
+                /* shards */ &shards,
+                /* seqs */ &seqs,
+                /* epochs */ &epochs,
+                /* bases */ &bases,
+                /* relay */ &opener.relay,
+                /* nonce */ &opener.nonce,
+                /* deliveries */ &i64::from(limits.deliveries),
+                /* bytes */ &(limits.bytes as i64),
+            ],
+        )
+        .await?;
+    reading_from_rows(session, warnings, &rows)
+}
+
+/// The statement of [`open_flights`], for the test of its plan.
+pub fn open_flights_sql() -> String {
+    format!(
+        "-- store::open_flights
+with held as (
+    select h.shard, h.seq, h.epoch, h.base::pg_snapshot as base
+    from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::text[]) as h (shard, seq, epoch, base)
+), fresh as materialized (
+    select h.shard, h.seq, h.epoch, h.base, d.id
+    from held h cross join lateral ({NEW_IDS} limit $7::bigint + 1) d
+), sized as materialized (
+    select f.shard, f.seq, f.epoch, f.base, f.id, cardinality(e.targets) as deliveries,
+           sum(greatest(cardinality(e.targets), 1)) over running as run, sum(e.size) over running as bytes,
+           row_number() over running as n, count(*) over (partition by f.shard) as found
+    from fresh f cross join lateral (
+        select e.targets, e.size from fencepost.effects e where e.id = f.id offset 0
+    ) e
+    window running as (partition by f.shard order by f.id)
+), page as materialized (
+    select s.shard, s.seq, s.epoch, s.base, s.id, s.deliveries, s.n, s.found
+    from sized s where s.n = 1 or (s.run <= $7::bigint and s.bytes <= $8::bigint)
+), opened as (
+    insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, first_id, last_id, partial, deliveries)
+    select p.shard, p.seq, p.epoch, $5::uuid, $6::uuid, p.base, pg_current_snapshot(), min(p.id), max(p.id),
+           max(p.n) < max(p.found), sum(p.deliveries)
+    from page p group by p.shard, p.seq, p.epoch, p.base
+    on conflict (shard, seq) do nothing
+    returning shard, seq, base, target, last_id, partial
+)
+select p.shard as in_shard, o.seq, o.base::text, o.target::text, o.last_id, o.partial, clock_timestamp() as now, {EFFECT_COLUMNS}
+from page p
+left join opened o on o.shard = p.shard
+left join lateral (select * from fencepost.effects e where e.id = p.id and o.shard is not null offset 0) e on true
+order by p.shard, p.id"
+    )
+}
+
+/// The ids of a large difference that are still to be read, in order, at most `limit`.
+pub async fn manifest(session: &Session, shard: Shard, reached: &Reached, limit: i64) -> Result<Vec<EffectId>> {
+    let Reached::Partial { base, target, after } = reached else {
+        return Ok(Vec::new());
+    };
+    let sql = format!("-- store::manifest\n{} limit $5", DIFFERENCE_IDS);
+    let statement = session.prepared(&sql).await?;
+    let rows = session.client().query(&statement, &[&shard.0, &base.0, &target.0, &after.0, &limit]).await?;
+    Ok(rows.iter().map(|row| EffectId(row.get(0))).collect())
+}
+
+/// Ids of shard $1 that are visible in snapshot $3 and were not in snapshot $2, above $4, in order.
+const DIFFERENCE_IDS: &str = "select z.id from (
+    select e.id from fencepost.effects e
+    where e.shard = $1::smallint and e.xid >= pg_snapshot_xmax($2::text::pg_snapshot)
+      and e.xid < pg_snapshot_xmax($3::text::pg_snapshot) and pg_visible_in_snapshot(e.xid, $3::text::pg_snapshot)
+    union all
+    select e.id from pg_snapshot_xip($2::text::pg_snapshot) x
+    cross join lateral (select e.id from fencepost.effects e where e.shard = $1::smallint and e.xid = x offset 0) e
+    where pg_visible_in_snapshot(x, $3::text::pg_snapshot)
+) z where z.id > $4::bigint order by z.id + 0";
+
+/// Opens the next flight of a large difference over `ids`, which [`manifest`] gave. `more` tells whether ids beyond
+/// them are known or suspected. The flight may end before the last id: its byte limit decides.
+pub async fn open_page(
+    session: &Session,
+    held: &Held,
+    opener: Opener,
+    limits: PageLimits,
+    ids: &[EffectId],
+    more: More,
+) -> Result<Reading> {
+    let Reached::Partial { base, target, .. } = &held.position.reached else {
+        return Ok(Reading::default());
+    };
+    let sql = format!(
+        "-- store::open_page
+with sized as materialized (
+    select i.id, cardinality(e.targets) as deliveries, sum(e.size) over running as bytes,
+           sum(greatest(cardinality(e.targets), 1)) over running as run,
+           row_number() over running as n, count(*) over () as found
+    from unnest($9::bigint[]) as i (id) cross join lateral (
+        select e.targets, e.size from fencepost.effects e where e.id = i.id offset 0
+    ) e
+    window running as (order by i.id)
+), page as materialized (
+    select s.id, s.deliveries, s.n, s.found from sized s where s.n = 1 or (s.run <= $7::bigint and s.bytes <= $8::bigint)
+), opened as (
+    insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, first_id, last_id, partial, deliveries)
+    select $1::smallint, $2::bigint, $3::bigint, $5::uuid, $6::uuid, $4::text::pg_snapshot, $11::text::pg_snapshot,
+           min(p.id), max(p.id), $10::bool or max(p.n) < max(p.found), sum(p.deliveries)
+    from page p having count(*) > 0
+    on conflict (shard, seq) do nothing
+    returning shard, seq, base, target, last_id, partial
+)
+select $1::smallint as in_shard, o.seq, o.base::text, o.target::text, o.last_id, o.partial, clock_timestamp() as now, {EFFECT_COLUMNS}
+from page p
+left join opened o on true
+left join lateral (select * from fencepost.effects e where e.id = p.id and o.shard is not null offset 0) e on true
+order by p.id"
+    );
+    let ids: Vec<i64> = ids.iter().map(|id| id.0).collect();
+    let warnings = session.warnings();
+    let statement = session.prepared(&sql).await?;
+    let rows = session
+        .client()
+        .query(
+            &statement,
+            &[
+                /* shard */ &held.shard.0,
+                /* seq */ &held.position.next_seq().0,
+                /* epoch */ &held.epoch.0,
+                /* base */ &base.0,
+                /* relay */ &opener.relay,
+                /* nonce */ &opener.nonce,
+                /* deliveries */ &i64::from(limits.deliveries),
+                /* bytes */ &(limits.bytes as i64),
+                /* ids */ &ids,
+                /* more */ &(more == More::Beyond),
+                /* target */ &target.0,
+            ],
+        )
+        .await?;
+    reading_from_rows(session, warnings, &rows)
+}
+
+/// Whether a difference goes on after the ids at hand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum More {
+    Beyond,
+    No,
+}
+
+/// Closes a difference that turned out to hold nothing more: a flight without deliveries, done at once.
+pub async fn finish_difference(session: &Session, held: &Held, opener: Opener) -> Result<Option<Position>> {
+    let Reached::Partial { base, target, after } = &held.position.reached else {
+        return Ok(None);
+    };
+    let row = session
+        .client()
+        .query_opt(
+            "-- store::finish_difference
+             insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, last_id, token, closed_at)
+             values ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::pg_snapshot, $8, 'done', clock_timestamp())
+             on conflict (shard, seq) do nothing
+             returning seq",
+            &[
+                &held.shard.0,
+                &held.position.next_seq().0,
+                &held.epoch.0,
+                &opener.relay,
+                &opener.nonce,
+                &base.0,
+                &target.0,
+                &after.0,
+            ],
+        )
+        .await?;
+    Ok(row.map(|row| Position { seq: FlightSeq(row.get(0)), reached: Reached::Whole(target.clone()) }))
+}
+
+/// The newest flight of a shard. A shard without one is an error, never "now".
+pub async fn position(session: &Session, shard: Shard) -> Result<Position> {
+    let row = session
+        .client()
+        .query_opt(
+            "-- store::position
+             select seq, base::text, target::text, last_id, partial
+             from fencepost.flights where shard = $1 order by seq desc limit 1",
+            &[&shard.0],
+        )
+        .await?
+        .ok_or_else(|| {
+            Error::Corrupt(format!("shard {shard} has no flight row: where its reading stands is unknown"))
+        })?;
+    Ok(Position::from_row(row.get(0), row.get(1), row.get(2), row.get(3), row.get(4)))
+}
+
+/// A flight of ours whose opening was answered to nobody: found by its nonce, made durable again, never sent before.
+pub async fn adopt(session: &Session, held: &Held, opener: Opener) -> Result<Option<OpenedFlight>> {
+    let warnings = session.warnings();
+    // The update is a commit of its own: once it is answered without a warning, so is everything before it.
+    let found = session
+        .client()
+        .query_opt(
+            "-- store::adopt
+             update fencepost.flights set opened_at = opened_at
+             where shard = $1 and seq = $2 and epoch = $3 and relay = $4 and nonce = $5 and token is null
+             returning seq, base::text, target::text, last_id, partial",
+            &[&held.shard.0, &held.position.next_seq().0, &held.epoch.0, &opener.relay, &opener.nonce],
+        )
+        .await?;
+    let Some(row) = found else { return Ok(None) };
+    let position = Position::from_row(row.get(0), row.get(1), row.get(2), row.get(3), row.get(4));
+    let sql = format!(
+        "-- store::flight_effects
+select f.shard as in_shard, f.seq, f.base::text, f.target::text, f.last_id, f.partial, clock_timestamp() as now, {EFFECT_COLUMNS}
+from fencepost.flights f cross join lateral ({FLIGHT_IDS}) m join fencepost.effects e on e.id = m.id
+where f.shard = $1 and f.seq = $2 order by e.id"
+    );
+    let rows = session.client().query(&sql, &[&held.shard.0, &position.seq.0]).await?;
+    if session.warnings() != warnings {
+        return Err(unflushed());
+    }
+    let effects = rows.iter().map(read_effect).collect::<Result<_>>()?;
+    Ok(Some(OpenedFlight { shard: held.shard, position, effects }))
+}
+
+/// The ids a flight `f` covers: its page of the difference between its two snapshots.
+pub(super) const FLIGHT_IDS: &str = "select z.id from (
+    select e.id from fencepost.effects e
+    where e.shard = f.shard and e.xid >= pg_snapshot_xmax(f.base) and e.xid < pg_snapshot_xmax(f.target)
+      and pg_visible_in_snapshot(e.xid, f.target)
+    union all
+    select e.id from pg_snapshot_xip(f.base) x
+    cross join lateral (select e.id from fencepost.effects e where e.shard = f.shard and e.xid = x offset 0) e
+    where pg_visible_in_snapshot(x, f.target)
+) z where z.id between f.first_id and f.last_id";
+
+fn unflushed() -> Error {
+    Error::Corrupt("the flight's commit was answered with a warning: it may not be on the synchronous standby".into())
+}
+
+fn reading_from_rows(session: &Session, warnings_before: u64, rows: &[Row]) -> Result<Reading> {
+    if !rows.is_empty() && session.warnings() != warnings_before {
+        return Err(unflushed());
+    }
+    let mut reading = Reading { now: rows.first().map(|row| row.get("now")), ..Reading::default() };
+    let mut flights: BTreeMap<i16, OpenedFlight> = BTreeMap::new();
+    for row in rows {
+        let shard: i16 = row.get("in_shard");
+        let Some(seq) = row.get::<_, Option<i64>>("seq") else {
+            if reading.lost.last() != Some(&Shard(shard)) {
+                reading.lost.push(Shard(shard));
+            }
+            continue;
+        };
+        let flight = flights.entry(shard).or_insert_with(|| OpenedFlight {
+            shard: Shard(shard),
+            position: Position::from_row(
+                seq,
+                row.get("base"),
+                row.get("target"),
+                row.get("last_id"),
+                row.get("partial"),
+            ),
+            effects: Vec::new(),
+        });
+        flight.effects.push(read_effect(row)?);
+    }
+    reading.opened = flights.into_values().collect();
+    Ok(reading)
+}
+
+pub(super) fn read_effect(row: &Row) -> Result<ReadEffect> {
+    let due_in: Option<f64> = row.get("due_in");
+    Ok(ReadEffect {
+        effect: effect_from_row(row)?,
+        due_in: due_in.filter(|s| *s > 0.0).map(Duration::from_secs_f64),
+        expired: row.get("expired"),
+    })
+}
+
+pub(super) fn effect_from_row(row: &Row) -> Result<Effect> {
+    let id: i64 = row.get("id");
+    let corrupt = |what: &str| Error::Corrupt(format!("effect {id}: {what}"));
+    let key = TaskId::new(row.get::<_, String>("task_id"))
+        .and_then(|task| {
+            let epoch = LeaseEpoch::new(row.get("lease_epoch"))?;
+            EffectKey::new(task, epoch, row.get::<_, i32>("position").max(0).unsigned_abs())
+        })
+        .map_err(|e| corrupt(&e.to_string()))?;
+    let headers = match row.get::<_, Option<serde_json::Value>>("headers") {
+        Some(serde_json::Value::Object(map)) => {
+            map.into_iter().map(|(name, value)| (name, value.as_str().unwrap_or_default().to_string())).collect()
+        }
+        _ => Vec::new(),
+    };
+    Ok(Effect {
+        id: EffectId(id),
+        shard: Shard(row.get("shard")),
+        key,
+        targets: row.get::<_, Vec<i32>>("targets").into_iter().map(ConsumerId).collect(),
+        topic: row.get("topic"),
+        kind: row.get("type"),
+        schema_version: row.get("schema_version"),
+        content_type: row.get("content_type"),
+        headers,
+        ordering_key: row.get("ordering_key"),
+        traceparent: row.get("traceparent"),
+        payload: Bytes::from(row.get::<_, Vec<u8>>("payload")),
+        sha256: row.get::<_, Vec<u8>>("sha256").try_into().map_err(|_| corrupt("its digest is not 32 bytes"))?,
+        committed_at: row.get("committed_at"),
+        deliver_after: row.get("deliver_after"),
+        expires_at: row.get("expires_at"),
+    })
+}

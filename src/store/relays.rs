@@ -1,0 +1,41 @@
+//! What relays say of themselves: a growing tick with a token, so that silence is seen.
+
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use super::Result;
+use crate::model::token::TickToken;
+
+pub async fn register(client: &Client, relay: Uuid, name: &str) -> Result<()> {
+    client
+        .execute(
+            "-- store::register_relay
+             insert into fencepost.relays (relay, name, version, token) values ($1, $2, $3, 'idle') on conflict do nothing",
+            &[&relay, &name, &env!("CARGO_PKG_VERSION")],
+        )
+        .await?;
+    Ok(())
+}
+
+pub async fn tick(client: &Client, relay: Uuid, token: TickToken) -> Result<()> {
+    client
+        .execute(
+            "-- store::tick_relay
+             update fencepost.relays set tick = tick + 1, token = $2, at = clock_timestamp() where relay = $1",
+            &[&relay, &token.as_str()],
+        )
+        .await?;
+    Ok(())
+}
+
+/// The last word of a relay that stops in order.
+pub async fn stopped(client: &Client, relay: Uuid) -> Result<()> {
+    client
+        .execute(
+            "-- store::stop_relay
+             update fencepost.relays set stopped_at = clock_timestamp(), at = clock_timestamp(), tick = tick + 1 where relay = $1",
+            &[&relay],
+        )
+        .await?;
+    Ok(())
+}

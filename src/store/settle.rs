@@ -1,0 +1,388 @@
+//! Writing down what became of deliveries, many at a time.
+//!
+//! Facts are unconditional: whoever learns one appends it, whatever its epoch. Claims (parked rows, attempt starts)
+//! hold only under the shard's present epoch; what was refused is told back.
+
+use std::time::Duration;
+
+use tokio_postgres::Transaction;
+use uuid::Uuid;
+
+use super::Result;
+use super::session::Session;
+use crate::model::key::{ConsumerId, EffectId, FlightSeq, Shard, ShardEpoch};
+use crate::model::outcome::Phase;
+use crate::model::token::{AttemptToken, Fact, Waiting};
+
+/// One (effect, consumer) pair.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct DeliveryId {
+    pub effect: EffectId,
+    pub consumer: ConsumerId,
+}
+
+/// A terminal fact about a delivery.
+#[derive(Clone, Debug)]
+pub struct FactRow {
+    pub delivery: DeliveryId,
+    pub fact: Fact,
+    pub attempt: u32,
+    pub status: Option<u16>,
+    /// An earlier attempt is unresolved.
+    pub doubt: bool,
+    /// The consumer's words, where they were more than the bare token.
+    pub ack_raw: Option<String>,
+    pub note: Option<String>,
+}
+
+/// The end of an attempt.
+#[derive(Clone, Debug)]
+pub struct EndRow {
+    pub delivery: DeliveryId,
+    pub attempt: u32,
+    pub token: AttemptToken,
+    pub status: Option<u16>,
+    pub phase: Phase,
+    pub bytes_left: bool,
+    pub took: Duration,
+    pub ack_raw: Option<String>,
+    pub error: Option<String>,
+}
+
+/// The start of an attempt that needs a marker of its own.
+#[derive(Clone, Debug)]
+pub struct StartRow {
+    pub delivery: DeliveryId,
+    pub shard: Shard,
+    pub epoch: ShardEpoch,
+    pub attempt: u32,
+}
+
+/// What happens to a moment that is kept with a parked row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    Keep,
+    /// Now, unless it is set already.
+    Set,
+    Clear,
+}
+
+/// A delivery that waits in the parking lot.
+#[derive(Clone, Debug)]
+pub struct ParkRow {
+    pub delivery: DeliveryId,
+    pub shard: Shard,
+    pub epoch: ShardEpoch,
+    /// Only where the consumer orders by key.
+    pub ordering_key: Option<String>,
+    pub state: Waiting,
+    pub attempts: u32,
+    /// Those of them that may have left this machine.
+    pub sent: u32,
+    /// From the database's now; `None` where no moment will make it due.
+    pub due_in: Option<Duration>,
+    pub reason: String,
+    pub refusals: u32,
+    pub first_failed: Moment,
+    pub first_doubt: Moment,
+    pub in_progress: Moment,
+    pub retain: Option<Duration>,
+}
+
+/// A flight whose last delivery is settled by the same batch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CloseRow {
+    pub shard: Shard,
+    pub seq: FlightSeq,
+    pub epoch: ShardEpoch,
+    /// Its deliveries that this batch parks: where one is refused, the flight stays open.
+    pub parks: Vec<DeliveryId>,
+}
+
+#[derive(Default, Debug)]
+pub struct Batch {
+    pub facts: Vec<FactRow>,
+    /// Deliveries with a fact in this batch that may have a parked row.
+    pub unpark: Vec<DeliveryId>,
+    pub ends: Vec<EndRow>,
+    pub parks: Vec<ParkRow>,
+    pub starts: Vec<StartRow>,
+    pub closes: Vec<CloseRow>,
+    pub durability: Durability,
+}
+
+/// Whether the answer waits for the disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Durability {
+    /// A crash of the database may forget the batch: the deliveries are sent again and absorbed as duplicates.
+    #[default]
+    Lazy,
+    Flushed,
+}
+
+/// The claims of a batch that were refused, because the shard has another owner or a fact was there already.
+#[derive(Default, Debug)]
+pub struct Refused {
+    pub parks: Vec<DeliveryId>,
+    pub starts: Vec<DeliveryId>,
+}
+
+impl Batch {
+    pub fn is_empty(&self) -> bool {
+        self.facts.is_empty()
+            && self.unpark.is_empty()
+            && self.ends.is_empty()
+            && self.parks.is_empty()
+            && self.starts.is_empty()
+            && self.closes.is_empty()
+    }
+
+    /// Only facts and closed flights: the healthy path.
+    fn is_plain(&self) -> bool {
+        self.unpark.is_empty() && self.ends.is_empty() && self.parks.is_empty() && self.starts.is_empty()
+    }
+}
+
+/// Writes a batch: all of it or nothing. May be repeated after an error whose cause was the connection: a start that
+/// was written by the same relay is not refused the second time.
+pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<Refused> {
+    let level = match batch.durability {
+        Durability::Lazy => "off",
+        Durability::Flushed => "on",
+    };
+    if batch.is_plain() && batch.durability == Durability::Lazy {
+        let statement = session.prepared(FACTS).await?;
+        let columns = FactColumns::of(batch, &Refused::default());
+        session.client().execute(&statement, &columns.params()).await?;
+        return Ok(Refused::default());
+    }
+    let facts = session.prepared(FACTS).await?;
+    let tx = session.client_mut().transaction().await?;
+    tx.batch_execute(&format!("set local synchronous_commit = {level}")).await?;
+    let mut refused = Refused::default();
+    if !batch.parks.is_empty() {
+        refused.parks = parks(&tx, &batch.parks).await?;
+    }
+    if !batch.starts.is_empty() {
+        refused.starts = starts(&tx, &batch.starts, relay).await?;
+    }
+    if !batch.ends.is_empty() {
+        ends(&tx, &batch.ends, relay).await?;
+    }
+    if !batch.facts.is_empty() || !batch.closes.is_empty() {
+        tx.execute(&facts, &FactColumns::of(batch, &refused).params()).await?;
+    }
+    if !batch.unpark.is_empty() {
+        unpark(&tx, &batch.unpark).await?;
+    }
+    tx.commit().await?;
+    Ok(refused)
+}
+
+const FACTS: &str = "-- store::settle
+with facts as (
+    insert into fencepost.ledger (effect_id, consumer_id, token, attempt, status, doubt, ack_raw, note)
+    select f.effect_id, f.consumer_id, f.token::fencepost.fact, f.attempt, f.status, nullif(f.doubt, false), f.ack_raw, f.note
+    from unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[], $5::smallint[], $6::boolean[], $7::text[], $8::text[])
+        as f (effect_id, consumer_id, token, attempt, status, doubt, ack_raw, note)
+    on conflict do nothing
+)
+update fencepost.flights x set token = 'done', closed_at = clock_timestamp()
+from unnest($9::smallint[], $10::bigint[], $11::bigint[]) as c (shard, seq, epoch)
+where x.shard = c.shard and x.seq = c.seq and x.epoch = c.epoch and x.token is null";
+
+#[derive(Default)]
+struct FactColumns {
+    effects: Vec<i64>,
+    consumers: Vec<i32>,
+    tokens: Vec<&'static str>,
+    attempts: Vec<i32>,
+    statuses: Vec<Option<i16>>,
+    doubts: Vec<bool>,
+    acks: Vec<Option<String>>,
+    notes: Vec<Option<String>>,
+    shards: Vec<i16>,
+    seqs: Vec<i64>,
+    epochs: Vec<i64>,
+}
+
+impl FactColumns {
+    fn of(batch: &Batch, refused: &Refused) -> Self {
+        let mut columns = Self::default();
+        for row in &batch.facts {
+            columns.effects.push(row.delivery.effect.0);
+            columns.consumers.push(row.delivery.consumer.0);
+            columns.tokens.push(row.fact.as_str());
+            columns.attempts.push(row.attempt as i32);
+            columns.statuses.push(row.status.map(|s| s as i16));
+            columns.doubts.push(row.doubt);
+            columns.acks.push(row.ack_raw.clone());
+            columns.notes.push(row.note.clone());
+        }
+        for row in batch.closes.iter().filter(|close| close.parks.iter().all(|park| !refused.parks.contains(park))) {
+            columns.shards.push(row.shard.0);
+            columns.seqs.push(row.seq.0);
+            columns.epochs.push(row.epoch.0);
+        }
+        columns
+    }
+
+    fn params(&self) -> [&(dyn tokio_postgres::types::ToSql + Sync); 11] {
+        [
+            &self.effects,
+            &self.consumers,
+            &self.tokens,
+            &self.attempts,
+            &self.statuses,
+            &self.doubts,
+            &self.acks,
+            &self.notes,
+            &self.shards,
+            &self.seqs,
+            &self.epochs,
+        ]
+    }
+}
+
+async fn unpark(tx: &Transaction<'_>, rows: &[DeliveryId]) -> Result<()> {
+    let effects: Vec<i64> = rows.iter().map(|d| d.effect.0).collect();
+    let consumers: Vec<i32> = rows.iter().map(|d| d.consumer.0).collect();
+    tx.execute(
+        "-- store::unpark
+         delete from fencepost.parked p using unnest($1::bigint[], $2::integer[]) as d (effect_id, consumer_id)
+         where p.effect_id = d.effect_id and p.consumer_id = d.consumer_id",
+        &[&effects, &consumers],
+    )
+    .await?;
+    Ok(())
+}
+
+async fn ends(tx: &Transaction<'_>, rows: &[EndRow], relay: Uuid) -> Result<()> {
+    let effects: Vec<i64> = rows.iter().map(|r| r.delivery.effect.0).collect();
+    let consumers: Vec<i32> = rows.iter().map(|r| r.delivery.consumer.0).collect();
+    let attempts: Vec<i32> = rows.iter().map(|r| r.attempt as i32).collect();
+    let tokens: Vec<&str> = rows.iter().map(|r| r.token.as_str()).collect();
+    let statuses: Vec<Option<i16>> = rows.iter().map(|r| r.status.map(|s| s as i16)).collect();
+    let phases: Vec<&str> = rows.iter().map(|r| r.phase.as_str()).collect();
+    let left: Vec<bool> = rows.iter().map(|r| r.bytes_left).collect();
+    let took: Vec<i32> = rows.iter().map(|r| r.took.as_millis().min(i32::MAX as u128) as i32).collect();
+    let acks: Vec<Option<&str>> = rows.iter().map(|r| r.ack_raw.as_deref()).collect();
+    let errors: Vec<Option<&str>> = rows.iter().map(|r| r.error.as_deref()).collect();
+    tx.execute(
+        "-- store::end_attempts
+         insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, relay, token, status, phase, bytes_left, took_ms, ack_raw, error)
+         select e.effect_id, e.consumer_id, e.attempt, true, $11, e.token, e.status, e.phase, e.bytes_left, e.took_ms, e.ack_raw, e.error
+         from unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::smallint[], $6::text[], $7::boolean[], $8::integer[], $9::text[], $10::text[])
+             as e (effect_id, consumer_id, attempt, token, status, phase, bytes_left, took_ms, ack_raw, error)
+         on conflict do nothing",
+        &[&effects, &consumers, &attempts, &tokens, &statuses, &phases, &left, &took, &acks, &errors, &relay],
+    )
+    .await?;
+    Ok(())
+}
+
+fn moment(moment: Moment) -> i16 {
+    match moment {
+        Moment::Keep => 0,
+        Moment::Set => 1,
+        Moment::Clear => 2,
+    }
+}
+
+async fn parks(tx: &Transaction<'_>, rows: &[ParkRow]) -> Result<Vec<DeliveryId>> {
+    let effects: Vec<i64> = rows.iter().map(|r| r.delivery.effect.0).collect();
+    let consumers: Vec<i32> = rows.iter().map(|r| r.delivery.consumer.0).collect();
+    let shards: Vec<i16> = rows.iter().map(|r| r.shard.0).collect();
+    let epochs: Vec<i64> = rows.iter().map(|r| r.epoch.0).collect();
+    let keys: Vec<Option<&str>> = rows.iter().map(|r| r.ordering_key.as_deref()).collect();
+    let states: Vec<&str> = rows.iter().map(|r| r.state.as_str()).collect();
+    let attempts: Vec<i32> = rows.iter().map(|r| r.attempts as i32).collect();
+    let sent: Vec<i32> = rows.iter().map(|r| r.sent as i32).collect();
+    let due: Vec<Option<f64>> = rows.iter().map(|r| r.due_in.map(|d| d.as_secs_f64())).collect();
+    let reasons: Vec<&str> = rows.iter().map(|r| r.reason.as_str()).collect();
+    let refusals: Vec<i32> = rows.iter().map(|r| r.refusals as i32).collect();
+    let moments: Vec<Vec<i16>> =
+        [|r: &ParkRow| r.first_failed, |r: &ParkRow| r.first_doubt, |r: &ParkRow| r.in_progress]
+            .iter()
+            .map(|of| rows.iter().map(|r| moment(of(r))).collect())
+            .collect();
+    let retains: Vec<Option<i64>> = rows.iter().map(|r| r.retain.map(|d| d.as_secs() as i64)).collect();
+    let done = tx
+        .query(
+            "-- store::park
+with wanted as (
+    select w.effect_id, w.consumer_id, w.shard, w.epoch, w.ordering_key, w.state, w.attempts, w.due_in, w.reason, w.refusals,
+           w.failed, w.doubt, w.progress, w.retain, w.sent
+    from unnest($1::bigint[], $2::integer[], $3::smallint[], $4::bigint[], $5::text[], $6::text[], $7::integer[], $8::float8[],
+                $9::text[], $10::integer[], $11::smallint[], $12::smallint[], $13::smallint[], $14::bigint[], $15::integer[])
+        as w (effect_id, consumer_id, shard, epoch, ordering_key, state, attempts, due_in, reason, refusals, failed, doubt, progress, retain, sent)
+), held as (
+    select s.shard, s.epoch from fencepost.shards s
+    where (s.shard, s.epoch) in (select shard, epoch from wanted) for key share
+)
+insert into fencepost.parked as p (effect_id, consumer_id, shard, ordering_key, state, attempts, next_attempt_at, reason, refusals,
+                                   first_failed_at, first_doubt_at, in_progress_since, retain_seconds, sent)
+select w.effect_id, w.consumer_id, w.shard, w.ordering_key, w.state, w.attempts,
+       clock_timestamp() + make_interval(secs => w.due_in), w.reason, w.refusals,
+       case when w.failed = 1 then clock_timestamp() end, case when w.doubt = 1 then clock_timestamp() end,
+       case when w.progress = 1 then clock_timestamp() end, w.retain, w.sent
+from wanted w join held h on h.shard = w.shard and h.epoch = w.epoch
+where not exists (select 1 from fencepost.ledger l where l.effect_id = w.effect_id and l.consumer_id = w.consumer_id)
+   or exists (select 1 from fencepost.parked r where r.effect_id = w.effect_id and r.consumer_id = w.consumer_id and r.replay)
+on conflict (effect_id, consumer_id) do update set
+    state = excluded.state, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at, reason = excluded.reason,
+    refusals = excluded.refusals, sent = excluded.sent, retain_seconds = coalesce(excluded.retain_seconds, p.retain_seconds),
+    first_failed_at = coalesce(p.first_failed_at, excluded.first_failed_at),
+    first_doubt_at = case when (select w.doubt from wanted w where w.effect_id = p.effect_id and w.consumer_id = p.consumer_id) = 2
+                          then null else coalesce(p.first_doubt_at, excluded.first_doubt_at) end,
+    in_progress_since = case when (select w.progress from wanted w where w.effect_id = p.effect_id and w.consumer_id = p.consumer_id) = 2
+                          then null else coalesce(p.in_progress_since, excluded.in_progress_since) end
+returning p.effect_id, p.consumer_id",
+            &[
+                &effects, &consumers, &shards, &epochs, &keys, &states, &attempts, &due, &reasons, &refusals, &moments[0],
+                &moments[1], &moments[2], &retains, &sent,
+            ],
+        )
+        .await?;
+    Ok(refused(rows.iter().map(|r| r.delivery), &done))
+}
+
+async fn starts(tx: &Transaction<'_>, rows: &[StartRow], relay: Uuid) -> Result<Vec<DeliveryId>> {
+    let effects: Vec<i64> = rows.iter().map(|r| r.delivery.effect.0).collect();
+    let consumers: Vec<i32> = rows.iter().map(|r| r.delivery.consumer.0).collect();
+    let attempts: Vec<i32> = rows.iter().map(|r| r.attempt as i32).collect();
+    let shards: Vec<i16> = rows.iter().map(|r| r.shard.0).collect();
+    let epochs: Vec<i64> = rows.iter().map(|r| r.epoch.0).collect();
+    let done = tx
+        .query(
+            "-- store::start_attempts
+with wanted as (
+    select w.effect_id, w.consumer_id, w.attempt, w.shard, w.epoch
+    from unnest($1::bigint[], $2::integer[], $3::integer[], $4::smallint[], $5::bigint[]) as w (effect_id, consumer_id, attempt, shard, epoch)
+), held as (
+    select s.shard, s.epoch from fencepost.shards s
+    where (s.shard, s.epoch) in (select shard, epoch from wanted) for key share
+), allowed as (
+    select w.effect_id, w.consumer_id, w.attempt from wanted w join held h on h.shard = w.shard and h.epoch = w.epoch
+    where not exists (select 1 from fencepost.ledger l where l.effect_id = w.effect_id and l.consumer_id = w.consumer_id)
+       or exists (select 1 from fencepost.parked r where r.effect_id = w.effect_id and r.consumer_id = w.consumer_id and r.replay)
+), counted as (
+    update fencepost.parked p set attempts = a.attempt
+    from allowed a where p.effect_id = a.effect_id and p.consumer_id = a.consumer_id
+)
+insert into fencepost.attempts as attempts (effect_id, consumer_id, attempt, ended, relay)
+select effect_id, consumer_id, attempt, false, $6 from allowed
+on conflict (effect_id, consumer_id, attempt, ended) do update set relay = excluded.relay
+    where attempts.relay = excluded.relay
+returning effect_id, consumer_id",
+            &[&effects, &consumers, &attempts, &shards, &epochs, &relay],
+        )
+        .await?;
+    Ok(refused(rows.iter().map(|r| r.delivery), &done))
+}
+
+fn refused(wanted: impl Iterator<Item = DeliveryId>, done: &[tokio_postgres::Row]) -> Vec<DeliveryId> {
+    let done: std::collections::HashSet<DeliveryId> =
+        done.iter().map(|row| DeliveryId { effect: EffectId(row.get(0)), consumer: ConsumerId(row.get(1)) }).collect();
+    wanted.filter(|delivery| !done.contains(delivery)).collect()
+}

@@ -1,0 +1,129 @@
+//! Who holds which shard: leases by the database's clock, and the fence that stops a predecessor.
+
+use std::time::{Duration, SystemTime};
+
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use super::log::Position;
+use super::{Error, Result};
+use crate::model::key::{Shard, ShardEpoch};
+
+/// A shard just taken over.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    pub shard: Shard,
+    pub epoch: ShardEpoch,
+    /// Where its reading goes on: the fence flight carries the predecessor's position.
+    pub position: Position,
+}
+
+/// What a renewal kept.
+#[derive(Debug)]
+pub struct Renewed {
+    pub kept: Vec<Shard>,
+    /// The database's clock.
+    pub now: SystemTime,
+}
+
+/// Shards nobody holds, or whose lease has run out.
+pub async fn claimable(client: &Client) -> Result<Vec<Shard>> {
+    let rows = client
+        .query(
+            "-- store::claimable_shards
+             select shard from fencepost.shards
+             where relay is null or lease_expires_at <= clock_timestamp() order by shard",
+            &[],
+        )
+        .await?;
+    Ok(rows.iter().map(|row| Shard(row.get(0))).collect())
+}
+
+/// Takes a shard over in one transaction: raises its epoch and inserts a fence flight, so that whatever the old owner
+/// has slipped in is seen, and nothing more can be. `None` where somebody else was faster.
+pub async fn take(client: &mut Client, shard: Shard, relay: Uuid, lease: Duration) -> Result<Option<Taken>> {
+    let tx = client.transaction().await?;
+    let taken = tx
+        .query_opt(
+            "-- store::take_shard
+             update fencepost.shards
+             set relay = $2, epoch = epoch + 1, lease_expires_at = clock_timestamp() + make_interval(secs => $3)
+             where shard = $1 and (relay is null or lease_expires_at <= clock_timestamp())
+             returning epoch",
+            &[&shard.0, &relay, &lease.as_secs_f64()],
+        )
+        .await?;
+    let Some(row) = taken else { return Ok(None) };
+    let epoch: i64 = row.get(0);
+    // Each round sees one more flight of the old owner; it can slip in no more than it had under way.
+    for _ in 0..100 {
+        let fence = tx
+            .query_opt(
+                "-- store::fence
+                 insert into fencepost.flights (shard, seq, epoch, relay, base, target, last_id, partial, token, closed_at)
+                 select shard, seq + 1, $2, $3, base, target, last_id, partial, 'fence', clock_timestamp()
+                 from fencepost.flights where shard = $1 order by seq desc limit 1
+                 on conflict (shard, seq) do nothing
+                 returning seq, base::text, target::text, last_id, partial",
+                &[&shard.0, &epoch, &relay],
+            )
+            .await?;
+        if let Some(row) = fence {
+            let position = Position::from_row(row.get(0), row.get(1), row.get(2), row.get(3), row.get(4));
+            tx.commit().await?;
+            return Ok(Some(Taken { shard, epoch: ShardEpoch(epoch), position }));
+        }
+        let known: i64 = tx
+            .query_one("-- store::count_flights\nselect count(*) from fencepost.flights where shard = $1", &[&shard.0])
+            .await?
+            .get(0);
+        if known == 0 {
+            break;
+        }
+    }
+    Err(Error::Corrupt(format!(
+        "shard {shard} has no flight row to continue from: where its reading stands is unknown"
+    )))
+}
+
+/// Renews the leases of all shards held, in one statement. A lease that has run out is not renewed: it is lost, even
+/// where nobody else has taken the shard yet.
+pub async fn renew(client: &Client, relay: Uuid, held: &[(Shard, ShardEpoch)], lease: Duration) -> Result<Renewed> {
+    let shards: Vec<i16> = held.iter().map(|(shard, _)| shard.0).collect();
+    let epochs: Vec<i64> = held.iter().map(|(_, epoch)| epoch.0).collect();
+    let rows = client
+        .query(
+            "-- store::renew_shards
+             with renewed as (
+                 update fencepost.shards s set lease_expires_at = clock_timestamp() + make_interval(secs => $2)
+                 from unnest($3::smallint[], $4::bigint[]) as h (shard, epoch)
+                 where s.shard = h.shard and s.epoch = h.epoch and s.relay = $1 and s.lease_expires_at > clock_timestamp()
+                 returning s.shard
+             )
+             select n.now, r.shard from (select clock_timestamp() as now) n left join renewed r on true",
+            &[&relay, &lease.as_secs_f64(), &shards, &epochs],
+        )
+        .await?;
+    let now = rows.first().ok_or_else(|| Error::Corrupt("the clock gave no row".into()))?.get(0);
+    Ok(Renewed { kept: rows.iter().filter_map(|row| row.get::<_, Option<i16>>(1)).map(Shard).collect(), now })
+}
+
+/// Gives shards up, so that another relay can take them at once, and says so to those that listen.
+pub async fn release(client: &Client, relay: Uuid, held: &[(Shard, ShardEpoch)]) -> Result<()> {
+    let shards: Vec<i16> = held.iter().map(|(shard, _)| shard.0).collect();
+    let epochs: Vec<i64> = held.iter().map(|(_, epoch)| epoch.0).collect();
+    client
+        .execute(
+            "-- store::release_shards
+             with released as (
+                 update fencepost.shards s set relay = null, lease_expires_at = null
+                 from unnest($2::smallint[], $3::bigint[]) as h (shard, epoch)
+                 where s.shard = h.shard and s.epoch = h.epoch and s.relay = $1
+                 returning s.shard
+             )
+             select pg_notify('fencepost_shards', count(*)::text) from released having count(*) > 0",
+            &[&relay, &shards, &epochs],
+        )
+        .await?;
+    Ok(())
+}

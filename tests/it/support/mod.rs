@@ -1,0 +1,24 @@
+//! What tests share: databases, child processes, waiting. No assertions about the product live here.
+
+// Not every helper is used by every selection of features.
+#![allow(dead_code)]
+
+pub mod db;
+pub mod process;
+
+use std::time::{Duration, Instant};
+
+/// How long a condition may take on a busy machine before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until `condition` gives a value; panics with `what` after [`PATIENCE`].
+pub async fn eventually<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(value) = condition().await {
+            return value;
+        }
+        assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
