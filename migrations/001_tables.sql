@@ -145,6 +145,8 @@ create table fencepost.ledger (
     note        text,
     primary key (effect_id, consumer_id, token)
 ) partition by range (effect_id);
+-- For the rate and for following what is settled; next to nothing to keep on a table that only grows.
+create index ledger_at on fencepost.ledger using brin (at) with (pages_per_range = 32, autosummarize = on);
 
 -- The relay's own log and its only checkpoint. Not partitioned: a partition key would have to join the primary key,
 -- and (shard, seq) alone is the compare-and-set that fences a stale relay.
@@ -215,6 +217,7 @@ create table fencepost.attempts (
     primary key (effect_id, consumer_id, attempt, ended),
     constraint end_has_token check (ended = (token is not null))
 );
+create index attempts_at on fencepost.attempts using brin (at) with (pages_per_range = 32, autosummarize = on);
 
 -- Ranges of flights that a slow lane still has to read.
 create table fencepost.lags (

@@ -55,7 +55,7 @@ begin
 end $$;
 
 -- Adds a consumer or changes the one of this name, and subscribes it to the topics its spec lists; topics it no longer
--- lists stay, because removing is never implied. Declaring a retired name takes it back into service.
+-- lists stay here (`fencepost consumers apply` ends those). Declaring a retired name takes it back into service.
 create function fencepost.declare_consumer(name text, spec jsonb) returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column

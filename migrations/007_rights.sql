@@ -38,7 +38,7 @@ begin
             'grant update on fencepost.flights, fencepost.parked, fencepost.lags, fencepost.shards, fencepost.relays, fencepost.workers, '
             'fencepost.consumers, fencepost.alarms, fencepost.settings, fencepost.history to %I', role);
         execute format(
-            'grant delete on fencepost.flights, fencepost.parked, fencepost.lags, fencepost.attempts, fencepost.effects_kept, fencepost.relays, '
+            'grant delete on fencepost.flights, fencepost.parked, fencepost.lags, fencepost.attempts, fencepost.effects_kept, fencepost.relays, fencepost.subscriptions, '
             'fencepost.workers, fencepost.alarms, fencepost.orphan_acks, fencepost.audit_log, fencepost.tasks, fencepost.task_epochs to %I', role);
     end if;
 end $$;
