@@ -20,7 +20,7 @@ pub mod lane;
 pub mod lease;
 pub mod loader;
 pub mod options;
-mod outage;
+pub mod outage;
 pub mod reader;
 pub mod reconciler;
 pub mod retry;

@@ -10,6 +10,7 @@ pub mod doorbell;
 pub mod flights;
 pub mod gates;
 pub mod inspect;
+pub mod interventions;
 pub mod log;
 pub mod parking;
 pub mod reconcile;
@@ -18,5 +19,6 @@ pub mod schema;
 pub mod session;
 pub mod settle;
 pub mod shards;
+pub mod tasks;
 
 pub use database::{Database, Error, Result};
