@@ -39,7 +39,7 @@ select fencepost.protect(r) from unnest(array[
 
 -- The shard of a key: leading bytes of a digest, the same on every platform and version.
 create function fencepost.shard_of(key text, shards integer) returns smallint
-language sql immutable parallel safe as $$
+language sql stable parallel safe as $$
     select ((('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint) % shards)::smallint
 $$;
 
@@ -66,9 +66,10 @@ end $$;
 
 -- The timeline being written now. The control file's is the last checkpoint's, which lags behind a promotion.
 create function fencepost.wal_timeline() returns integer
-language sql volatile set search_path = pg_catalog, pg_temp as $$
-    select ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer
-$$;
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    return ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer;
+end $$;
 
 insert into fencepost.shards (shard)
 select s from generate_series(0, (select value::int from fencepost.settings where name = 'shards') - 1) s;
@@ -77,10 +78,6 @@ select s from generate_series(0, (select value::int from fencepost.settings wher
 insert into fencepost.flights (shard, seq, epoch, base, target, last_id, token, closed_at)
 select shard, 0, 0, pg_current_snapshot(), pg_current_snapshot(), 0, 'origin', clock_timestamp()
 from fencepost.shards;
-
--- Whose history this is; a claim that finds another server or timeline raises the epoch base.
-insert into fencepost.history (system_identifier, timeline)
-select system_identifier, fencepost.wal_timeline() from pg_control_system();
 
 -- A key's next delivery is released by whoever removes its head: the relay's facts, an operator's skip or resolve.
 create function fencepost.release_next() returns trigger
@@ -99,3 +96,7 @@ end $$;
 
 create trigger release_next after delete on fencepost.parked
 for each row when (old.ordering_key is not null) execute function fencepost.release_next();
+
+-- Whose history this is; a claim that finds another server or timeline raises the epoch base.
+insert into fencepost.history (system_identifier, timeline)
+select system_identifier, fencepost.wal_timeline() from pg_control_system();

@@ -8,34 +8,39 @@ create type fencepost.limits as (
     shards integer, payload integer, headers integer, effects integer, targets integer, task_payload integer
 );
 
+-- plpgsql, not sql, here and wherever a function is called on the hot path and cannot be inlined: the body of an SQL
+-- function is planned anew in every transaction.
 create function fencepost.limits() returns fencepost.limits
-language sql stable set search_path = pg_catalog, pg_temp as $$
-    select max(value) filter (where name = 'shards'),
-           least(max(value) filter (where name = 'payload_max_bytes')::integer, 16777216),
-           max(value) filter (where name = 'headers_max_bytes'),
-           max(value) filter (where name = 'effects_max'),
-           max(value) filter (where name = 'targets_max'),
-           max(value) filter (where name = 'task_payload_max_bytes')
-    from (select name, value::integer
-          from fencepost.settings
-          where name in ('shards', 'payload_max_bytes', 'headers_max_bytes', 'effects_max', 'targets_max', 'task_payload_max_bytes')
-          offset 0) s
-$$;
+language plpgsql stable as $$
+declare
+    lim fencepost.limits;
+begin
+    select max(s.value) filter (where s.name = 'shards'),
+           max(s.value) filter (where s.name = 'payload_max_bytes'),
+           max(s.value) filter (where s.name = 'headers_max_bytes'),
+           max(s.value) filter (where s.name = 'effects_max'),
+           max(s.value) filter (where s.name = 'targets_max'),
+           max(s.value) filter (where s.name = 'task_payload_max_bytes')
+    into lim
+    from fencepost.settings s;
+    return lim;
+end $$;
 
 -- A UUIDv7: ids that grow with time keep the primary key's inserts on one page.
 create function fencepost.new_task_id() returns text
-language sql volatile set search_path = pg_catalog, pg_temp as $$
-    select encode(
+language plpgsql volatile as $$
+begin
+    return encode(
         set_bit(set_bit(
             overlay(uuid_send(gen_random_uuid())
                     placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
                     from 1 for 6),
             52, 1), 53, 1),
-        'hex')::uuid::text
-$$;
+        'hex')::uuid::text;
+end $$;
 
 create function fencepost.check_argument(ok boolean, argument text, wanted text) returns void
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+language plpgsql immutable as $$
 begin
     if ok is not true then
         raise exception using errcode = 'invalid_parameter_value', message = format('%s: %s', argument, wanted);
@@ -43,7 +48,7 @@ begin
 end $$;
 
 create function fencepost.check_size(what text, size bigint, most bigint, setting text) returns void
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+language plpgsql immutable as $$
 begin
     if size > most then
         raise exception using
@@ -56,7 +61,7 @@ end $$;
 -- Epochs are never issued below it. Where the history of this database may have been rewound (another server or WAL
 -- timeline than recorded), an epoch could be issued twice for different work: then the base rises by 2^20.
 create function fencepost.epoch_base() returns bigint
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile as $$
 declare
     server bigint := (select c.system_identifier from pg_control_system() c);
     wal    integer := fencepost.wal_timeline();
@@ -79,7 +84,7 @@ end $$;
 -- Says why a write guarded by (task_id, lease_epoch, owner) found no row: OB006, OB003, OB001, in that order.
 -- `same` are the words that mean this very call has happened before.
 create function fencepost.refuse(task text, epoch bigint, who text, same text[]) returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile as $$
 declare
     t     record;
     ended record;
@@ -140,7 +145,7 @@ end $$;
 
 -- A tick at most once a second per owner; never waits for another session of the same name.
 create function fencepost.tick(who text, word text) returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile as $$
 begin
     if exists (select from fencepost.workers w where w.owner = who and w.at > clock_timestamp() - interval '1 second')
        or not pg_try_advisory_xact_lock(fencepost.doorbell_class() + 1, hashtext(who)) then
@@ -324,7 +329,7 @@ end $$;
 
 -- Ends the epoch and makes the task ready again at `due`.
 create function fencepost.give_back(task text, epoch bigint, who text, word text, why text, wait interval) returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile as $$
 declare
     moment   timestamptz := clock_timestamp();
     was_late boolean;

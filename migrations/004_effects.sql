@@ -1,7 +1,7 @@
 -- Effects: read from the producer's JSON, routed, frozen, and stored with the completion they belong to.
 
 create function fencepost.malformed(index integer, field text, wrong text) returns void
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+language plpgsql immutable as $$
 begin
     raise exception using
         errcode = 'OB004',
@@ -9,7 +9,7 @@ begin
 end $$;
 
 create function fencepost.check_length(index integer, field text, value text, most integer) returns void
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+language plpgsql immutable as $$
 begin
     if octet_length(value) > most then
         raise exception using
@@ -25,7 +25,7 @@ language sql immutable parallel safe as $$
 $$;
 
 create function fencepost.check_headers(index integer, headers jsonb, most integer) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable as $$
 declare
     h     record;
     bytes integer := 0;
@@ -59,7 +59,7 @@ end $$;
 
 -- "<field>_after"/"<field>_at" is a moment with an offset, "<field>_in" an interval from now. Null where neither is given.
 create function fencepost.read_moment(index integer, at_field text, at_text text, in_field text, in_text text) returns timestamptz
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile as $$
 declare
     moment timestamptz;
 begin
@@ -91,8 +91,8 @@ begin
     return null;
 end $$;
 
-create function fencepost.read_payload(index integer, effect jsonb, most integer, out payload bytea, out content_type text)
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function fencepost.read_payload(index integer, effect jsonb, out payload bytea, out content_type text)
+language plpgsql stable as $$
 declare
     verbatim text := effect ->> 'payload_text';
     encoded  text := effect ->> 'payload_base64';
@@ -116,12 +116,11 @@ begin
     else
         perform fencepost.malformed(index, 'payload', 'missing: give exactly one of payload, payload_text, payload_base64');
     end if;
-    perform fencepost.check_size(format('effects[%s].payload', index), octet_length(payload), most, 'payload_max_bytes');
 end $$;
 
 -- The consumers of an effect, in order of their ids. A topic nobody subscribes to gives an empty array.
 create function fencepost.route(index integer, consumer text, topic text, most integer) returns integer[]
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable as $$
 declare
     targets integer[];
 begin
@@ -156,7 +155,7 @@ end $$;
 
 -- Names the first thing wrong with the fields of an effect as such.
 create function fencepost.malformed_fields(index integer, effect jsonb, known text[]) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable as $$
 declare
     field text;
     type  text;
@@ -174,94 +173,108 @@ begin
     perform fencepost.malformed(index, field, format('must be a string, not a JSON %s', type));
 end $$;
 
+-- A short text that travels in a header: printable ASCII.
+create function fencepost.read_label(index integer, field text, value text) returns text
+language plpgsql immutable as $$
+begin
+    perform fencepost.check_length(index, field, value, 255);
+    if value !~ '^[!-~]([ -~]*[!-~])?$' then
+        perform fencepost.malformed(index, field, 'must be printable ASCII, not empty, without spaces at its ends');
+    end if;
+    return value;
+end $$;
+
 -- One object of the producer's array as the row it becomes, or an error that names index and field. JSON nulls count
 -- as absent, so that clients may send their optional fields as they are; only a lone payload may be null.
-create function fencepost.read_effect(
-    effect jsonb, index integer, task text, lim fencepost.limits,
-    out deliver_after timestamptz, out expires_at timestamptz, out size integer, out shard smallint, out targets integer[],
-    out topic text, out type text, out schema_version text, out content_type text, out ordering_key text,
-    out traceparent text, out amends text, out headers jsonb, out payload bytea
-)
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+-- The first use of an expression in a transaction costs far more than its evaluation: what most effects do not have is
+-- skipped in groups.
+create type fencepost.effect_draft as (
+    deliver_after timestamptz, expires_at timestamptz, size integer, shard smallint, targets integer[],
+    topic text, type text, schema_version text, content_type text, ordering_key text,
+    traceparent text, amends text, headers jsonb, payload bytea
+);
+
+create function fencepost.read_effect(effect jsonb, index integer, task text, lim fencepost.limits) returns fencepost.effect_draft
+language plpgsql stable as $$
 declare
-    body     record;
-    known    constant text[] := array['consumer', 'topic', 'payload', 'payload_text', 'payload_base64', 'content_type', 'type', 'schema_version',
+    known constant text[] := array['consumer', 'topic', 'payload', 'payload_text', 'payload_base64', 'content_type', 'type', 'schema_version',
         'headers', 'ordering_key', 'traceparent', 'amends', 'deliver_after', 'deliver_in', 'expires_at', 'expires_in'];
-    consumer text;
-    given    text;
+    body  record;
+    e     fencepost.effect_draft;
 begin
     if jsonb_typeof(effect) <> 'object' or effect - known <> '{}'
        or effect @? '$.keyvalue() ? (@.key != "payload" && @.key != "headers" && @.value.type() != "string" && @.value.type() != "null")' then
         perform fencepost.malformed_fields(index, effect, known);
     end if;
-    consumer := effect ->> 'consumer';
-    topic := effect ->> 'topic';
-    targets := fencepost.route(index, consumer, topic, lim.targets);
 
-    body := fencepost.read_payload(index, effect, lim.payload);
-    payload := body.payload;
-    content_type := body.content_type;
-    size := octet_length(payload);
+    if not effect ? 'topic' then
+        select array[c.consumer_id] into e.targets from fencepost.consumers c where c.name = effect ->> 'consumer' and c.retired_at is null;
+    end if;
+    if e.targets is null then
+        e.topic := effect ->> 'topic';
+        e.targets := fencepost.route(index, effect ->> 'consumer', e.topic, lim.targets);
+    end if;
 
-    given := effect ->> 'content_type';
-    if given is not null then
-        perform fencepost.check_length(index, 'content_type', given, 255);
-        if given !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+/[!#$%&''*+.^_`|~0-9A-Za-z-]+( *;[ -~]*)?$' then
+    if effect ?| array['payload_text', 'payload_base64'] or not effect ? 'payload' then
+        body := fencepost.read_payload(index, effect);
+        e.payload := body.payload;
+        e.content_type := body.content_type;
+    else
+        e.payload := convert_to((effect -> 'payload')::text, 'UTF8');
+        e.content_type := 'application/json';
+    end if;
+    e.size := octet_length(e.payload);
+    if e.size > lim.payload then
+        perform fencepost.check_size(format('effects[%s].payload', index), e.size, lim.payload, 'payload_max_bytes');
+    end if;
+
+    e.type := effect ->> 'type';
+    if octet_length(e.type) > 255 or e.type !~ '^[!-~]([ -~]*[!-~])?$' then
+        perform fencepost.read_label(index, 'type', e.type);
+    end if;
+
+    e.ordering_key := task;
+    if effect ?| array['content_type', 'schema_version', 'ordering_key', 'traceparent', 'amends', 'headers'] then
+        e.schema_version := fencepost.read_label(index, 'schema_version', effect ->> 'schema_version');
+        e.content_type := coalesce(effect ->> 'content_type', e.content_type);
+        perform fencepost.check_length(index, 'content_type', e.content_type, 255);
+        if e.content_type !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+/[!#$%&''*+.^_`|~0-9A-Za-z-]+( *;[ -~]*)?$' then
             perform fencepost.malformed(index, 'content_type', 'not a media type, such as application/json');
         end if;
-        content_type := given;
-    end if;
-    type := effect ->> 'type';
-    if type is not null then
-        perform fencepost.check_length(index, 'type', type, 255);
-        if type !~ '^[!-~]([ -~]*[!-~])?$' then
-            perform fencepost.malformed(index, 'type', 'must be printable ASCII, not empty, without spaces at its ends');
-        end if;
-    end if;
-    schema_version := effect ->> 'schema_version';
-    if schema_version is not null then
-        perform fencepost.check_length(index, 'schema_version', schema_version, 255);
-        if schema_version !~ '^[!-~]([ -~]*[!-~])?$' then
-            perform fencepost.malformed(index, 'schema_version', 'must be printable ASCII, not empty, without spaces at its ends');
-        end if;
-    end if;
-    ordering_key := effect ->> 'ordering_key';
-    if ordering_key is null then
-        ordering_key := task;
-    else
-        perform fencepost.check_length(index, 'ordering_key', ordering_key, 512);
-        if ordering_key = '' then
+        e.ordering_key := coalesce(effect ->> 'ordering_key', task);
+        perform fencepost.check_length(index, 'ordering_key', e.ordering_key, 512);
+        if e.ordering_key = '' then
             perform fencepost.malformed(index, 'ordering_key', 'must not be empty');
         end if;
+        e.traceparent := effect ->> 'traceparent';
+        if e.traceparent !~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$' or e.traceparent ~ '^(ff|..-0{32}|.{35}-0{16})' then
+            perform fencepost.malformed(index, 'traceparent', 'not a W3C traceparent, such as 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01');
+        end if;
+        e.amends := effect ->> 'amends';
+        if e.amends !~ '^[A-Za-z0-9_-]{1,128}:[1-9][0-9]{0,18}(:([2-9]|[1-9][0-9]{1,8}))?$'
+           or split_part(e.amends, ':', 2)::numeric > 9223372036854775807 then
+            perform fencepost.malformed(index, 'amends', 'not an idempotency key: <task_id>:<lease_epoch> or <task_id>:<lease_epoch>:<n>');
+        end if;
+        e.headers := nullif(nullif(effect -> 'headers', 'null'), '{}');
+        if e.headers is not null then
+            perform fencepost.check_headers(index, e.headers, lim.headers);
+        end if;
     end if;
-    shard := fencepost.shard_of(ordering_key, lim.shards);
-    traceparent := effect ->> 'traceparent';
-    if traceparent is not null
-       and (traceparent !~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$' or traceparent ~ '^(ff|..-0{32}|.{35}-0{16})') then
-        perform fencepost.malformed(index, 'traceparent', 'not a W3C traceparent, such as 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01');
-    end if;
-    amends := effect ->> 'amends';
-    if amends is not null
-       and (amends !~ '^[A-Za-z0-9_-]{1,128}:[1-9][0-9]{0,18}(:([2-9]|[1-9][0-9]{1,8}))?$'
-            or split_part(amends, ':', 2)::numeric > 9223372036854775807) then
-        perform fencepost.malformed(index, 'amends', 'not an idempotency key: <task_id>:<lease_epoch> or <task_id>:<lease_epoch>:<n>');
-    end if;
-    headers := nullif(nullif(effect -> 'headers', 'null'), '{}');
-    if headers is not null then
-        perform fencepost.check_headers(index, headers, lim.headers);
-    end if;
+    e.shard := fencepost.shard_of(e.ordering_key, lim.shards);
+
     if effect ?| array['deliver_after', 'deliver_in', 'expires_at', 'expires_in'] then
-        deliver_after := fencepost.read_moment(index, 'deliver_after', effect ->> 'deliver_after', 'deliver_in', effect ->> 'deliver_in');
-        expires_at := fencepost.read_moment(index, 'expires_at', effect ->> 'expires_at', 'expires_in', effect ->> 'expires_in');
-        if expires_at <= deliver_after then
+        e.deliver_after := fencepost.read_moment(index, 'deliver_after', effect ->> 'deliver_after', 'deliver_in', effect ->> 'deliver_in');
+        e.expires_at := fencepost.read_moment(index, 'expires_at', effect ->> 'expires_at', 'expires_in', effect ->> 'expires_in');
+        if e.expires_at <= e.deliver_after then
             perform fencepost.malformed(index, 'expires_at', 'the effect would expire before it is due');
         end if;
     end if;
+    return e;
 end $$;
 
 -- Ids for a completion's effects, ascending, or OB004 where there is no array of effects to store.
 create function fencepost.effect_ids(effects jsonb, lim fencepost.limits) returns bigint[]
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile as $$
 declare
     n integer;
 begin
@@ -284,33 +297,40 @@ begin
     return array(select nextval('fencepost.effects_id_seq') from generate_series(1, n));
 end $$;
 
--- One INSERT for the whole array; then the doorbell, once per shard.
+-- One INSERT for the whole array, and the doorbell once per shard: rung to be heard at commit, hence in any order.
 create function fencepost.store_effects(task text, epoch bigint, effects jsonb, ids bigint[], lim fencepost.limits) returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile as $$
 declare
-    shards   smallint[];
+    draft    fencepost.effect_draft;
+    drafts   fencepost.effect_draft[];
+    rung     smallint[];
     unrouted bigint[];
-    s        smallint;
 begin
-    with stored as (
-        insert into fencepost.effects (
-            id, deliver_after, expires_at, lease_epoch, position, size, shard, targets, task_id, topic, type,
-            schema_version, content_type, ordering_key, traceparent, amends, headers, sha256, payload)
-        overriding system value
-        select ids[a.position], e.deliver_after, e.expires_at, epoch, a.position, e.size, e.shard, e.targets, task, e.topic, e.type,
-               e.schema_version, e.content_type, e.ordering_key, e.traceparent, e.amends, e.headers, sha256(e.payload), e.payload
-        from jsonb_array_elements(effects) with ordinality a (value, position)
-        cross join lateral fencepost.read_effect(a.value, a.position::integer - 1, task, lim) e
-        returning id, shard, targets
-    )
-    select array_agg(distinct st.shard), array_agg(st.id) filter (where st.targets = '{}') into shards, unrouted from stored st;
+    for i in 1 .. cardinality(ids) loop
+        draft := fencepost.read_effect(effects -> (i - 1), i - 1, task, lim);
+        drafts[i] := draft;
+        if draft.targets = '{}' then
+            unrouted := unrouted || ids[i];
+        end if;
+        if draft.shard = any (rung) then
+            continue;
+        end if;
+        perform fencepost.ring(draft.shard);
+        rung := rung || draft.shard;
+    end loop;
+    insert into fencepost.effects (
+        id, deliver_after, expires_at, lease_epoch, position, size, shard, targets, task_id, topic, type,
+        schema_version, content_type, ordering_key, traceparent, amends, headers, sha256, payload)
+    overriding system value
+    select ids[e.position], e.deliver_after, e.expires_at, epoch, e.position, e.size, e.shard, e.targets, task, e.topic, e.type,
+           e.schema_version, e.content_type, e.ordering_key, e.traceparent, e.amends, e.headers, sha256(e.payload), e.payload
+    from unnest(drafts) with ordinality e (
+        deliver_after, expires_at, size, shard, targets, topic, type, schema_version, content_type, ordering_key,
+        traceparent, amends, headers, payload, position);
     if unrouted is not null then
         insert into fencepost.ledger (effect_id, consumer_id, token, attempt)
         select u, 0, 'unrouted', 0 from unnest(unrouted) u;
     end if;
-    foreach s in array shards loop
-        perform fencepost.ring(s);
-    end loop;
 end $$;
 
 create function fencepost.complete_task(task_id text, lease_epoch bigint, owner text, effects jsonb, result jsonb default null)
@@ -339,7 +359,7 @@ end $$;
 
 -- A completion of an epoch nobody leased here. 0: the task is known and may not complete so. `emit` takes new ids only.
 create function fencepost.store_completion(task text, epoch bigint, kind text, effects jsonb, result jsonb, lim fencepost.limits) returns integer
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+language plpgsql volatile as $$
 #variable_conflict use_column
 declare
     ids bigint[] := fencepost.effect_ids(store_completion.effects, lim);
@@ -408,7 +428,7 @@ end $$;
 
 -- Whether a delivery of the task, under whatever epoch, has no terminal fact yet.
 create function fencepost.task_waits(task text) returns boolean
-language sql stable set search_path = pg_catalog, pg_temp as $$
+language sql stable as $$
     select exists (
         select
         from (select t.first_effect_id, t.last_effect_id from fencepost.tasks t where t.task_id = task

@@ -4,6 +4,7 @@ pub mod cli;
 pub mod config;
 pub mod demo;
 pub mod edge;
+mod failpoint;
 pub mod inbox;
 pub mod model;
 pub mod producer;

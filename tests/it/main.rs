@@ -5,5 +5,6 @@ mod support;
 
 mod cli;
 mod embedded;
+mod http;
 mod inbox;
 mod producer;
