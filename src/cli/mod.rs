@@ -5,6 +5,7 @@
 mod check;
 mod consent;
 mod consumers;
+mod deliveries;
 mod global;
 mod grant;
 pub mod logging;
@@ -13,6 +14,7 @@ mod output;
 mod run;
 mod secret;
 mod status;
+mod story;
 
 use std::process::ExitCode;
 
@@ -45,6 +47,13 @@ enum Command {
     Consumers(consumers::Command),
     /// Edges, what waits, alarms, relays, workers and shards; exit code 1 when something needs a person.
     Status(status::Args),
+    /// The whole story of one task, and why what it meant is not delivered yet.
+    Task(story::TaskArgs),
+    /// The whole story of one effect, and why it is not delivered yet.
+    Effect(story::EffectArgs),
+    /// Deliveries: list, tail, retry, resolve, skip, replay.
+    #[command(subcommand)]
+    Deliveries(deliveries::Command),
     /// Run the relay until SIGTERM or SIGINT.
     Run(run::Args),
     /// Signing secrets.
@@ -89,6 +98,9 @@ impl Cli {
             Command::Grant(args) => grant::run(&global, args).await,
             Command::Consumers(command) => consumers::run(&global, command).await,
             Command::Status(args) => status::run(&global, args).await,
+            Command::Task(args) => story::task(&global, args).await,
+            Command::Effect(args) => story::effect(&global, args).await,
+            Command::Deliveries(command) => deliveries::run(&global, command).await,
             Command::Run(args) => run::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }

@@ -10,6 +10,7 @@ pub mod doorbell;
 pub mod flights;
 pub mod gates;
 pub mod inspect;
+pub mod interventions;
 pub mod log;
 pub mod parking;
 pub mod relays;

@@ -86,8 +86,11 @@ async fn check_names_the_rights_a_relay_lacks() {
         ))
         .await
         .unwrap();
-    let url = db.url().replace("postgres@", &format!("{role}@"));
-    assert_ne!(url, db.url(), "the test's url names its user otherwise");
+    let mut url = url::Url::parse(db.url()).unwrap();
+    let others = url.query_pairs().filter(|(key, _)| key != "user").map(|(k, v)| (k.into_owned(), v.into_owned()));
+    let others: Vec<(String, String)> = others.collect();
+    url.query_pairs_mut().clear().extend_pairs(others).append_pair("user", &role);
+    let url = url.to_string();
     let (code, out, err) = process::run(&["check"], &[("DATABASE_URL", &url)]).await;
     assert_eq!(code, 1, "{out}{err}");
     assert!(out.contains(&format!("fencepost grant {role} --as relay")), "{out}");

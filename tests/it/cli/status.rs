@@ -1,18 +1,10 @@
 //! `fencepost status`.
 
-use super::{NOTHING, fencepost, http_consumer, json};
-use crate::support::db::TestDb;
-
-async fn with_consumers(db: &TestDb) {
-    let config = format!("{}{}", http_consumer("a"), http_consumer("b"));
-    let args = ["consumers", "apply", "--yes", "--reason", "test"];
-    assert_eq!(fencepost(db, &config, &args).await.0, 0);
-}
+use super::{NOTHING, fencepost, json, with_consumers};
 
 #[tokio::test]
 async fn status_counts_what_waits_without_any_relay() {
-    let db = TestDb::new().await;
-    with_consumers(&db).await;
+    let db = with_consumers(&["a", "b"]).await;
     let client = db.client().await;
     client
         .batch_execute(
@@ -57,8 +49,7 @@ async fn status_counts_what_waits_without_any_relay() {
 
 #[tokio::test]
 async fn status_ends_with_1_for_what_needs_a_person() {
-    let db = TestDb::new().await;
-    with_consumers(&db).await;
+    let db = with_consumers(&["a", "b"]).await;
     let client = db.client().await;
     assert_eq!(fencepost(&db, NOTHING, &["status"]).await.0, 0);
     let cases = [
