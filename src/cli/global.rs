@@ -31,6 +31,11 @@ impl Global {
         if self.json { Output::Json } else { Output::Text }
     }
 
+    /// What `--database-url` or DATABASE_URL say.
+    pub fn database_url(&self) -> Option<&SecretString> {
+        self.database_url.as_ref()
+    }
+
     /// The configuration; its faults end the command with exit code 2.
     pub fn config(&self) -> Result<Config, Faults> {
         Config::load(self.config.as_deref())

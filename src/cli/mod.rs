@@ -6,6 +6,7 @@ mod check;
 mod consent;
 mod consumers;
 mod deliveries;
+mod demo;
 mod global;
 mod grant;
 pub mod logging;
@@ -36,6 +37,8 @@ pub struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// See it work: a private PostgreSQL, consumers, tasks, crashes, and a report.
+    Demo(crate::demo::DemoOptions),
     /// Create or upgrade the schema; any number may run at once.
     Migrate(migrate::Args),
     /// Check configuration and connectivity and name every fault at once.
@@ -93,6 +96,7 @@ impl Cli {
     pub async fn run(self) -> anyhow::Result<Exit> {
         let global = self.global;
         match self.command {
+            Command::Demo(options) => Box::pin(demo::run(&global, options)).await,
             Command::Migrate(args) => migrate::run(&global, args).await,
             Command::Check(args) => check::run(&global, args).await,
             Command::Grant(args) => grant::run(&global, args).await,
