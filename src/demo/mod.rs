@@ -109,14 +109,14 @@ pub async fn run(options: DemoOptions, show: impl FnOnce(&Report)) -> Result<Rep
         relay.check()?;
         let (completed, received, promised) = (crew.tally().completed(), consumers.received(), crew.tally().promised());
         progress.show(completed, received, relay.kills());
-        let expected = promised.max(u64::from(tasks) * 2);
+        let expected = if crew.is_done() { promised } else { u64::from(tasks) * 2 };
         if KILL_AT.get(relay.kills() as usize).is_some_and(|share| received as f64 >= share * expected as f64) {
             relay.kill_and_restart().await?;
         }
         let stalled = last.1.elapsed() > STALLED;
         let all_there = crew.is_done() && received >= promised;
         let (settled, open) = if all_there || stalled { stage.settled().await? } else { (0, 1) };
-        if stalled || open == 0 {
+        if stalled || (open == 0 && relay.kills() as usize == KILL_AT.len()) {
             break open;
         }
         let now = (completed, received, settled);
