@@ -41,6 +41,10 @@ pub enum Command {
     Lost {
         shard: Shard,
     },
+    /// The shard is to be handed over: what waits is parked, what is out is waited for.
+    Yield {
+        shard: Shard,
+    },
     Offer(Vec<Delivery>),
     /// The state all relays share, as just read.
     State {
@@ -154,6 +158,10 @@ impl State {
             Command::Lost { shard } => {
                 // What waited was never sent: the flight or the parked row is the new owner's now.
                 self.lanes.remove(&shard);
+            }
+            Command::Yield { shard } => {
+                let waiting_now = self.lanes.get_mut(&shard).map(|(_, lane)| lane.take_all()).unwrap_or_default();
+                self.park_unattempted(waiting_now, "its shard went to another relay before its attempt");
             }
             Command::Offer(deliveries) => deliveries.into_iter().for_each(|delivery| self.offer(delivery)),
             Command::State { paused, shut_for } => {
@@ -392,7 +400,7 @@ impl State {
         }
         let room = |(shard, (lease, lane)): (&Shard, &(Arc<ShardLease>, Lane))| {
             let rows = RETRIES_IN_HAND.saturating_sub(lane.retries_len());
-            (rows > 0 && lease.is_alive()).then_some(Room {
+            (rows > 0 && lease.is_alive() && !lease.gives_way()).then_some(Room {
                 shard: *shard,
                 consumer: self.consumer_id(),
                 rows: rows as u32,
@@ -407,11 +415,13 @@ impl State {
         }
         self.draining = true;
         let waiting_now: Vec<Delivery> = self.lanes.values_mut().flat_map(|(_, lane)| lane.take_all()).collect();
-        for delivery in waiting_now.into_iter().filter(|delivery| !delivery.is_parked()) {
-            self.park(
-                delivery,
-                waiting(Waiting::Backlog, Some(Duration::ZERO), "the relay stopped before its attempt"),
-            );
+        self.park_unattempted(waiting_now, "the relay stopped before its attempt");
+    }
+
+    /// Those that are parked already keep their rows.
+    fn park_unattempted(&mut self, deliveries: Vec<Delivery>, why: &str) {
+        for delivery in deliveries.into_iter().filter(|delivery| !delivery.is_parked()) {
+            self.park(delivery, waiting(Waiting::Backlog, Some(Duration::ZERO), why));
         }
     }
 

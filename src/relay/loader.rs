@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::delivery::{Delivery, Hand, Origin};
 use super::dispatcher::Command;
 use super::doorbell::Doorbell;
+use super::lease::LeaseHold;
 use super::router::Router;
 use crate::edge::error::report;
 use crate::model::key::{ConsumerId, Shard};
@@ -90,7 +91,7 @@ impl Loader {
         Some(Delivery {
             effect: Arc::new(due.effect),
             consumer: due.consumer,
-            lease,
+            lease: LeaseHold::of(&lease),
             trouble: due.trouble,
             expired: due.expired,
             origin: Origin::Parked { turn: due.turn, guard },

@@ -16,7 +16,7 @@ use super::delivery::{ByteBudget, Delivery, Flight, Origin};
 use super::dispatcher::waiting;
 use super::doorbell::{Armed, Doorbell};
 use super::health::Health;
-use super::lease::ShardLease;
+use super::lease::{LeaseHold, ShardLease};
 use super::options::Options;
 use super::outage;
 use super::router::Router;
@@ -40,8 +40,13 @@ const POLL_UNARMED: Duration = Duration::from_millis(20);
 const FLIGHTS_IN_HAND: usize = 16;
 
 pub enum Command {
-    Acquired { lease: Arc<ShardLease>, position: Position },
+    Acquired {
+        lease: Arc<ShardLease>,
+        position: Position,
+    },
     Lost(Shard),
+    /// The shard is to be handed over: nothing more of it is read.
+    LetGo(Shard),
 }
 
 pub struct Reader {
@@ -125,6 +130,11 @@ impl Reader {
             }
             Command::Lost(shard) => {
                 self.shards.remove(&shard);
+            }
+            Command::LetGo(shard) => {
+                if let Some(reading) = self.shards.remove(&shard) {
+                    reading.lease.let_go();
+                }
             }
         }
     }
@@ -229,7 +239,7 @@ impl Reader {
                 let delivery = Delivery {
                     effect: Arc::clone(&effect),
                     consumer: *consumer,
-                    lease: Arc::clone(&lease),
+                    lease: LeaseHold::of(&lease),
                     trouble: Trouble::default(),
                     expired: read.expired,
                     origin: Origin::Flight(Arc::clone(&flight)),

@@ -133,6 +133,15 @@ impl Router {
         self.table().leases.values().cloned().collect()
     }
 
+    /// The shard is to be handed over.
+    pub fn yield_shard(&self, shard: Shard) {
+        for entry in self.table().dispatchers.values() {
+            if let Some(dispatcher) = &entry.dispatcher {
+                dispatcher.tell(Command::Yield { shard });
+            }
+        }
+    }
+
     /// Reads the consumers once and makes the dispatchers agree.
     pub async fn refresh(&self, client: &tokio_postgres::Client) -> store::Result<()> {
         for state in gates::states(client).await? {
