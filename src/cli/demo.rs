@@ -1,25 +1,24 @@
-//! `fencepost demo`: the main job on a private PostgreSQL, with consumers, workers, crashes, and a checked report.
+//! `fencepost demo`: the main job on an embedded default, with a report.
 
 use super::global::Global;
-use super::{Exit, Usage, logging};
+use super::output::Output;
+use super::{Exit, logging};
+use crate::config::LogFormat;
 use crate::demo::{self, DemoOptions};
 
 pub async fn run(global: &Global, mut options: DemoOptions) -> anyhow::Result<Exit> {
-    // Only where it was asked for in so many words: a DATABASE_URL that lies about must not receive a demo.
-    let asked = |arg: String| arg == "--database-url" || arg.starts_with("--database-url=");
-    if std::env::args().any(asked) {
-        options.database_url = global.database_url().cloned();
-    }
+    logging::init(LogFormat::Text, "warn");
+    // Only where it was typed: a DATABASE_URL that happens to be set must not be filled with a demo.
+    options.database_url = global.typed_database_url();
     let output = global.output();
     let show = |report: &demo::Report| {
-        if let Err(error) = output.print(report, || report.to_string()) {
-            eprintln!("fencepost: the report cannot be printed: {error}");
-        }
+        let shown = match output {
+            Output::Json => serde_json::to_string_pretty(report).unwrap_or_else(|error| error.to_string()),
+            Output::Text => report.to_string(),
+        };
+        // The report is also the exit code; a reader that went away misses only the words.
+        let _ = super::output::write(&format!("{shown}\n"));
     };
-    match demo::run(options, show).await {
-        Ok(report) if report.is_good() => Ok(Exit::Done),
-        Ok(_) => Ok(Exit::Found),
-        Err(error) if error.exit_code() == 2 => Err(Usage(logging::report(&error)).into()),
-        Err(error) => Err(error.into()),
-    }
+    let report = demo::run(options, show).await?;
+    Ok(if report.is_good() { Exit::Done } else { Exit::Found })
 }

@@ -19,7 +19,7 @@ mod story;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use global::Global;
 
@@ -37,7 +37,7 @@ pub struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// See it work: a private PostgreSQL, consumers, tasks, crashes, and a report.
+    /// The main job on a private PostgreSQL: consumers, tasks, crashes, and a report.
     Demo(crate::demo::DemoOptions),
     /// Create or upgrade the schema; any number may run at once.
     Migrate(migrate::Args),
@@ -88,15 +88,26 @@ pub struct Usage(pub String);
 
 /// The exit code of a failure: 2 for usage and configuration, else 1.
 pub fn exit_code_of(error: &anyhow::Error) -> ExitCode {
-    if error.is::<Usage>() || error.is::<crate::config::Faults>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+    if error.is::<Usage>() || error.is::<crate::config::Faults>() {
+        return ExitCode::from(2);
+    }
+    error.downcast_ref::<crate::demo::Error>().map_or(ExitCode::FAILURE, |error| ExitCode::from(error.exit_code()))
 }
 
 impl Cli {
+    /// Reads the command line; help and usage errors end the process.
+    pub fn read() -> Self {
+        let matches = Self::command().get_matches();
+        let mut cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        cli.global.note_sources(&matches);
+        cli
+    }
+
     /// Does what was asked.
     pub async fn run(self) -> anyhow::Result<Exit> {
         let global = self.global;
         match self.command {
-            Command::Demo(options) => Box::pin(demo::run(&global, options)).await,
+            Command::Demo(options) => demo::run(&global, options).await,
             Command::Migrate(args) => migrate::run(&global, args).await,
             Command::Check(args) => check::run(&global, args).await,
             Command::Grant(args) => grant::run(&global, args).await,
@@ -113,10 +124,10 @@ impl Cli {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use super::*;
 
     #[test]
     fn the_commands_are_well_formed() {
-        super::Cli::command().debug_assert();
+        Cli::command().debug_assert();
     }
 }

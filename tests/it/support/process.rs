@@ -23,6 +23,8 @@ impl Process {
         let mut guardian = Guardian::new(&[&folder]).expect("a guardian");
         let log = File::create(folder.join("log")).expect("a log");
         let mut command = Guardian::command(env!("CARGO_BIN_EXE_fencepost"));
+        // Any free port, unless the test wants another: several relays run on this machine.
+        command.env("FENCEPOST__ADMIN__LISTEN", "127.0.0.1:0");
         command.args(args).envs(env.iter().copied()).current_dir(&folder);
         command.stderr(log.try_clone().expect("a log")).stdout(Stdio::from(log));
         let child = guardian.spawn(command, Signal::Kill).expect("fencepost starts");
