@@ -4,6 +4,7 @@
 mod support;
 
 mod cli;
+mod demo;
 mod embedded;
 mod http;
 mod inbox;
