@@ -44,18 +44,21 @@ create table fencepost.tasks (
     lease_epoch      bigint not null default 0,
     lease_expires_at timestamptz,
     run_at           timestamptz not null default clock_timestamp(),
+    max_claims       integer not null default 25 constraint max_claims_form check (max_claims > 0),
     claims_left      integer not null,
     token            text constraint token_known check (token in ('effects', 'no_action', 'failed', 'released', 'lost')),
     reason           text,
     late             boolean not null default false,
     result           jsonb,
     first_effect_id  bigint,
+    last_effect_id   bigint,
     effect_count     integer not null default 0,
     created_at       timestamptz not null default clock_timestamp(),
     ended_at         timestamptz,
     constraint running_has_lease check (status <> 'running' or (owner is not null and lease_expires_at is not null))
 ) with (fillfactor = 70);
 create index tasks_ready on fencepost.tasks (run_at, task_id) where status = 'ready';
+create index tasks_ready_kind on fencepost.tasks (kind, run_at, task_id) where status = 'ready';
 create index tasks_leased on fencepost.tasks (lease_expires_at) where status = 'running';
 create index tasks_ended on fencepost.tasks (ended_at) where status in ('completed', 'failed');
 
@@ -68,6 +71,7 @@ create table fencepost.task_epochs (
     reason          text,
     late            boolean not null default false,
     first_effect_id bigint,
+    last_effect_id  bigint,
     effect_count    integer not null default 0,
     ended_at        timestamptz not null default clock_timestamp(),
     primary key (task_id, lease_epoch)
@@ -141,6 +145,8 @@ create table fencepost.ledger (
     note        text,
     primary key (effect_id, consumer_id, token)
 ) partition by range (effect_id);
+-- For the rate and for following what is settled; next to nothing to keep on a table that only grows.
+create index ledger_at on fencepost.ledger using brin (at) with (pages_per_range = 32, autosummarize = on);
 
 -- The relay's own log and its only checkpoint. Not partitioned: a partition key would have to join the primary key,
 -- and (shard, seq) alone is the compare-and-set that fences a stale relay.
@@ -211,6 +217,7 @@ create table fencepost.attempts (
     primary key (effect_id, consumer_id, attempt, ended),
     constraint end_has_token check (ended = (token is not null))
 );
+create index attempts_at on fencepost.attempts using brin (at) with (pages_per_range = 32, autosummarize = on);
 
 -- Ranges of flights that a slow lane still has to read.
 create table fencepost.lags (

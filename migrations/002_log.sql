@@ -1,7 +1,7 @@
 -- What keeps the log honest: segments, their immutability, the shards and flight 0 of each.
 
 create function fencepost.refuse_change() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     raise exception using
         errcode = 'OB008',
@@ -38,10 +38,14 @@ select fencepost.protect(r) from unnest(array[
     'fencepost.effects', 'fencepost.ledger']::regclass[]) r;
 
 -- The shard of a key: leading bytes of a digest, the same on every platform and version.
+create function fencepost.shard_of(key text, shards integer) returns smallint
+language sql stable parallel safe as $$
+    select ((('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint) % shards)::smallint
+$$;
+
 create function fencepost.shard_of(key text) returns smallint
 language sql stable parallel safe set search_path = pg_catalog, pg_temp as $$
-    select ((('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint)
-            % (select value::int from fencepost.settings where name = 'shards'))::smallint
+    select fencepost.shard_of(key, (select value::int from fencepost.settings where name = 'shards'))
 $$;
 
 -- fencepost.doorbell_class: the first half of the advisory lock a sleeping relay holds for each of its shards.
@@ -58,6 +62,13 @@ begin
     if not pg_try_advisory_xact_lock_shared(fencepost.doorbell_class(), shard) then
         perform pg_notify('fencepost_doorbell', shard::text);
     end if;
+end $$;
+
+-- The timeline being written now. The control file's is the last checkpoint's, which lags behind a promotion.
+create function fencepost.wal_timeline() returns integer
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+    return ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer;
 end $$;
 
 insert into fencepost.shards (shard)
@@ -85,3 +96,7 @@ end $$;
 
 create trigger release_next after delete on fencepost.parked
 for each row when (old.ordering_key is not null) execute function fencepost.release_next();
+
+-- Whose history this is; a claim that finds another server or timeline raises the epoch base.
+insert into fencepost.history (system_identifier, timeline)
+select system_identifier, fencepost.wal_timeline() from pg_control_system();

@@ -7,9 +7,11 @@ use serde::Serialize;
 
 use super::global::Global;
 use super::logging::{self, report};
-use super::output::{Table, or_dash};
+use super::output::Table;
 use super::{Exit, Usage};
 use crate::config::{Config, Fault, Faults, LogFormat};
+use crate::edge::egress::EgressPolicy;
+use crate::edge::http::HttpEdge;
 use crate::model::consumer::{Consumer, EdgeSpec};
 use crate::model::key::ConsumerId;
 use crate::store::inspect::installation::{self, Installation};
@@ -65,8 +67,11 @@ pub async fn run(global: &Global, args: Args) -> anyhow::Result<Exit> {
     if let Some(config) = &config {
         let consumers = config.consumers.iter().filter_map(|entry| entry.check(ConsumerId(0)).ok());
         let consumers: Vec<Consumer> = consumers.collect();
+        findings.extend(consumers.iter().filter_map(|consumer| edge(consumer, config)));
         if !args.offline {
-            findings.extend(join_all(consumers.iter().map(reach)).await.into_iter().flatten());
+            findings.extend(
+                join_all(consumers.iter().map(|consumer| reach(consumer, &config.egress))).await.into_iter().flatten(),
+            );
         }
     }
     let report = Report { file: config.as_ref().and_then(|config| config.file.clone()), faults, findings };
@@ -141,14 +146,22 @@ fn check_installation(installation: &Installation, config: Option<&Config>) -> V
     findings
 }
 
+/// Whether the edge can be built here: its secrets, its headers, and whether its address may be reached.
+fn edge(consumer: &Consumer, config: &Config) -> Option<Finding> {
+    let EdgeSpec::Http { .. } = &consumer.edge else { return None };
+    let wrong = HttpEdge::new(consumer, &config.egress).err().map(|error| report(&error));
+    Some(Finding::new(format!("consumer {}", consumer.name), wrong))
+}
+
 /// Whether a consumer's host can be found and reached. Nothing is sent.
-async fn reach(consumer: &Consumer) -> Option<Finding> {
+async fn reach(consumer: &Consumer, egress: &EgressPolicy) -> Option<Finding> {
     let EdgeSpec::Http { url } = &consumer.edge else { return None };
     let host = url.host_str()?.trim_matches(['[', ']']).to_string();
     let port = url.port_or_known_default()?;
     let connect = async {
         let mut last = "its name has no address".to_string();
         for address in tokio::net::lookup_host((host.as_str(), port)).await.map_err(|error| error.to_string())? {
+            egress.check(&host, address.ip()).map_err(|refused| refused.to_string())?;
             match tokio::net::TcpStream::connect(address).await {
                 Ok(_) => return Ok(()),
                 Err(error) => last = format!("{address}: {error}"),
@@ -160,5 +173,5 @@ async fn reach(consumer: &Consumer) -> Option<Finding> {
         Ok(result) => result.err(),
         Err(_) => Some(format!("not reached within {REACH:?}")),
     };
-    Some(Finding::new(format!("consumer {} ({host}:{})", consumer.name, or_dash(Some(port))), wrong))
+    Some(Finding::new(format!("consumer {} at {host}:{port}", consumer.name), wrong))
 }

@@ -121,6 +121,11 @@ pub(super) fn contract(entry: Option<&ConsumerEntry>) -> String {
     }
 }
 
+/// The kind of an edge as text.
+pub(super) fn kind(entry: &ConsumerEntry) -> String {
+    word(entry.kind)
+}
+
 /// The word an enum is written with in the configuration.
 fn word(value: impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(Into::into)).unwrap_or_default()

@@ -1,6 +1,7 @@
 //! What every command takes: where the configuration and the database are, and how to print.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use secrecy::SecretString;
@@ -9,6 +10,7 @@ use tokio_postgres::Client;
 use super::output::Output;
 use super::{Usage, logging};
 use crate::config::{Config, Faults, LogFormat};
+use crate::relay::options::Options;
 use crate::store::{Database, schema};
 
 #[derive(clap::Args, Debug)]
@@ -44,6 +46,15 @@ impl Global {
         match &self.database_url {
             Some(url) => self.parse_url(Some(url)),
             None => self.database_of(&self.config()?),
+        }
+    }
+
+    /// How long relays hold their shards without renewing, as far as this machine's configuration tells.
+    pub fn shard_lease(&self) -> anyhow::Result<Duration> {
+        match (self.config(), &self.database_url) {
+            (Ok(config), _) => Ok(config.options.shard_lease),
+            (Err(_), Some(_)) => Ok(Options::default().shard_lease),
+            (Err(faults), None) => Err(faults.into()),
         }
     }
 

@@ -10,6 +10,9 @@ mod grant;
 pub mod logging;
 mod migrate;
 mod output;
+mod run;
+mod secret;
+mod status;
 
 use std::process::ExitCode;
 
@@ -40,6 +43,13 @@ enum Command {
     /// The consumers in the database: list, apply the file, pause, resume, retire.
     #[command(subcommand)]
     Consumers(consumers::Command),
+    /// Edges, what waits, alarms, relays, workers and shards; exit code 1 when something needs a person.
+    Status(status::Args),
+    /// Run the relay until SIGTERM or SIGINT.
+    Run(run::Args),
+    /// Signing secrets.
+    #[command(subcommand)]
+    Secret(secret::Command),
 }
 
 /// How a command ended that did not fail.
@@ -78,6 +88,9 @@ impl Cli {
             Command::Check(args) => check::run(&global, args).await,
             Command::Grant(args) => grant::run(&global, args).await,
             Command::Consumers(command) => consumers::run(&global, command).await,
+            Command::Status(args) => status::run(&global, args).await,
+            Command::Run(args) => run::run(&global, args).await,
+            Command::Secret(command) => secret::run(&global, command),
         }
     }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use secrecy::SecretString;
 
-use super::EgressRules;
 use super::fault::{Fault, Origin};
 use super::read::{Reading, entry_place};
+use crate::edge::egress::EgressPolicy;
 use crate::model::consumer::Kind;
 use crate::model::key::ConsumerId;
 
@@ -57,23 +57,17 @@ fn has_password(text: &str) -> bool {
     }
 }
 
-pub(super) fn egress(reading: &mut Reading) -> EgressRules {
+pub(super) fn egress(reading: &mut Reading) -> EgressPolicy {
     let http = reading.sections.http.clone();
-    let mut networks = |key: &str, list: Vec<String>| {
-        let mut parsed = Vec::new();
+    for (key, list) in [("http.allow", &http.allow), ("http.deny", &http.deny)] {
+        // One at a time, since only the first of a list would be named.
         for text in list {
-            match text.parse::<ipnet::IpNet>().or_else(|_| text.parse::<std::net::IpAddr>().map(Into::into)) {
-                Ok(net) => parsed.push(net),
-                Err(_) => reading.fault(key, format!("{text:?} is not a network"), "\"10.1.0.0/16\" or \"fd00::/8\""),
+            if let Err(wrong) = EgressPolicy::new(http.private, std::slice::from_ref(text), &[]) {
+                reading.fault(key, wrong.to_string(), "");
             }
         }
-        parsed
-    };
-    EgressRules {
-        allow_private: http.allow_private,
-        allow: networks("http.allow", http.allow),
-        deny: networks("http.deny", http.deny),
     }
+    EgressPolicy::new(http.private, &http.allow, &http.deny).unwrap_or_default()
 }
 
 pub(super) fn combinations(reading: &mut Reading) {

@@ -15,6 +15,7 @@ use secrecy::SecretString;
 pub use fault::{Fault, Faults, Origin};
 pub use sections::{AdminSection, LogFormat, LogSection, Sections};
 
+use crate::edge::egress::EgressPolicy;
 use crate::model::consumer::ConsumerEntry;
 use crate::relay::options::Options;
 
@@ -31,19 +32,11 @@ pub struct Config {
     /// None where neither the file nor the environment names a database.
     pub database_url: Option<SecretString>,
     pub options: Options,
-    pub egress: EgressRules,
+    pub egress: EgressPolicy,
     pub admin: AdminSection,
     pub log: LogSection,
     /// Each of them passes [`ConsumerEntry::check`].
     pub consumers: Vec<ConsumerEntry>,
-}
-
-/// Where HTTP consumers may be, beyond public addresses.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct EgressRules {
-    pub allow_private: bool,
-    pub allow: Vec<ipnet::IpNet>,
-    pub deny: Vec<ipnet::IpNet>,
 }
 
 impl Config {

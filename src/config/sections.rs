@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::edge::egress::PrivateNetworks;
 use crate::model::consumer::ConsumerEntry;
 use crate::relay::options::{Options, RetryOptions};
 
@@ -78,7 +79,7 @@ pub struct RetrySection {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpSection {
-    pub allow_private: bool,
+    pub private: PrivateNetworks,
     pub allow: Vec<String>,
     pub deny: Vec<String>,
 }

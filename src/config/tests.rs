@@ -1,6 +1,7 @@
 //! What is refused, in which words, and that the documented file is the truth.
 
 use super::*;
+use crate::edge::egress::PrivateNetworks;
 use crate::model::consumer::ConsumerEntry;
 
 const DOCUMENTED: &str = include_str!("../../config/fencepost.toml");
@@ -92,7 +93,7 @@ fn each_fault_says_where_what_and_what_to_write() {
         ("[relay]\nflight_bytes = 99999999", "relay.flight_bytes: 99999999 is more than bytes_in_flight (33554432)"),
         ("[retry]\nbase = '1h'", "retry.base: 3600s is more than cap (600s)"),
         ("[retry]\nbudget = '1m'", "retry.cap: 600s is more than budget (60s)"),
-        ("[http]\nallow = ['10.0.0.0/33']", "http.allow: \"10.0.0.0/33\" is not a network; write \"10.1.0.0/16\""),
+        ("[http]\nallow = ['10.0.0.0/33']", "http.allow: \"10.0.0.0/33\" is not a network; write one like 10.0.0.0/8"),
         ("[admin]\nlisten = '0.0.0.0:1'", "admin.listen: 0.0.0.0:1 is reachable from other machines"),
         ("[admin]\nlisten = 'here'", "admin.listen: invalid socket address"),
         ("[log]\nformat = 'xml'", "log.format: unknown variant `xml`, expected `text` or `json`"),
@@ -151,7 +152,7 @@ fn the_environment_overrides_the_file() {
     let env = [
         ("FENCEPOST__RELAY__NAME", "5"),
         ("FENCEPOST__RELAY__FLIGHT_DELIVERIES", "7"),
-        ("FENCEPOST__HTTP__ALLOW_PRIVATE", "true"),
+        ("FENCEPOST__HTTP__PRIVATE", "deny"),
         ("FENCEPOST__HTTP__DENY", "['10.0.0.0/8']"),
         ("FENCEPOST__LOG__LEVEL", "debug"),
         ("FENCEPOST__DATABASE__URL", "postgresql://u:p@h/d"),
@@ -160,7 +161,8 @@ fn the_environment_overrides_the_file() {
     let config = parse("[relay]\nname = 'file'\nflight_deliveries = 3\nrenew_every = '1s'", &env).unwrap();
     assert_eq!((config.options.name.as_str(), config.options.flight_deliveries), ("5", 7));
     assert_eq!(config.options.renew_every.as_secs(), 1);
-    assert!(config.egress.allow_private && config.egress.deny.len() == 1);
+    let denied = EgressPolicy::new(PrivateNetworks::Deny, &[], &["10.0.0.0/8".into()]).unwrap();
+    assert_eq!(config.egress, denied);
     assert_eq!(config.log.level, "debug");
     assert!(config.database_url.is_some());
     for (variable, expected) in [

@@ -44,7 +44,7 @@ fn delivery(id: i64, key: &str, origin: Origin) -> Delivery {
 }
 
 fn fresh(id: i64, key: &str) -> Delivery {
-    let flight = Flight { seq: FlightSeq(1), outstanding: AtomicUsize::new(1), bytes: ByteBudget::new(1).charge(0) };
+    let flight = Flight { seq: FlightSeq(1), outstanding: AtomicUsize::new(1), bytes: ByteBudget::new(1).charge(0, 1) };
     delivery(id, key, Origin::Flight(Arc::new(flight)))
 }
 
@@ -123,7 +123,7 @@ fn one_that_was_scheduled_waits_for_the_one_on_its_way() {
     let _ = lane.offer(fresh(5, "a"));
     assert_eq!(drain(&mut lane), [5]);
     assert!(matches!(lane.offer(parked(1, "a", Turn::Scheduled)), Offer::Queued));
-    assert!(!lane.has_retries(), "one of a key at a time");
+    assert!(lane.retries_len() == 0, "one of a key at a time");
     assert!(matches!(lane.offer(fresh(6, "a")), Offer::Blocked(_)), "it takes its place when due");
     lane.blocked(Some("a"));
     lane.ended(Some("a"), WasParked::No);

@@ -25,6 +25,11 @@ macro_rules! migrations {
 pub const MIGRATIONS: &[Migration] = migrations![
     1 "001_tables",
     2 "002_log",
+    3 "003_tasks",
+    4 "004_effects",
+    5 "005_consumers",
+    6 "006_views",
+    7 "007_rights",
 ];
 
 /// The first half of the advisory lock that lets one process migrate at a time.

@@ -3,5 +3,8 @@
 
 mod support;
 
+mod cli;
 mod embedded;
+mod http;
 mod inbox;
+mod producer;

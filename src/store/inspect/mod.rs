@@ -1,3 +1,8 @@
-//! Read models: what is going on, for people and dashboards. Nothing here changes a row, and no query scans the log.
+//! Read models: what is going on, for people, probes and dashboards. Nothing here changes a row, and no query scans
+//! the log: what is waiting is counted from parked rows, lag ranges and the end of the log, each within a bound.
+//!
+//! Moments are text in the session's time zone, lengths of time are seconds.
 
 pub mod installation;
+pub mod status;
+pub mod unread;

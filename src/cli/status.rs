@@ -1,0 +1,204 @@
+//! `fencepost status`: the installation at one glance; exit code 1 when something needs a person.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio_postgres::Client;
+
+use super::Exit;
+use super::consumers::contract;
+use super::global::Global;
+use super::output::{self, Table, or_dash, span};
+use crate::model::consumer::{ConsumerEntry, parse_duration};
+use crate::model::token::Waiting;
+use crate::store::inspect::status::{self, Edge, Relay, Shard, Status, Worker};
+
+/// The lease workers claim tasks with where they say nothing else (contract, section 3).
+const WORKER_LEASE: Duration = Duration::from_secs(30);
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Show it again and again, until interrupted.
+    #[arg(long, conflicts_with = "json")]
+    watch: bool,
+    /// How often, with --watch.
+    #[arg(long, default_value = "2s", value_parser = interval, value_name = "TIME")]
+    every: Duration,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    parse_duration(text).filter(|d| !d.is_zero()).ok_or_else(|| "a number and a unit: 500ms, 2s, 1m".into())
+}
+
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    status: Status,
+    /// What needs a person, in words; empty when all is well.
+    findings: Vec<String>,
+}
+
+pub async fn run(global: &Global, args: Args) -> anyhow::Result<Exit> {
+    let lease = global.shard_lease()?;
+    let mut client = global.session().await?;
+    loop {
+        let report = load(&mut client, lease).await?;
+        if !args.watch {
+            global.output().print(&report, || render(&report))?;
+            return Ok(if report.findings.is_empty() { Exit::Done } else { Exit::Found });
+        }
+        // Home and clear: the screen is redrawn from its top.
+        output::write(&format!("\x1b[H\x1b[2J{}", render(&report)))?;
+        tokio::select! {
+            () = tokio::time::sleep(args.every) => {}
+            _ = tokio::signal::ctrl_c() => return Ok(Exit::Done),
+        }
+    }
+}
+
+async fn load(client: &mut Client, lease: Duration) -> anyhow::Result<Report> {
+    let status = status::load(client).await?;
+    let findings = findings(&status, lease);
+    Ok(Report { status, findings })
+}
+
+/// What needs a person: dead, in doubt, an alarm, a tick older than three leases.
+fn findings(status: &Status, lease: Duration) -> Vec<String> {
+    let mut found = Vec::new();
+    for edge in &status.edges {
+        for (token, meaning) in [(Waiting::Dead, "dead"), (Waiting::InDoubt, "in doubt")] {
+            let count = edge.waiting_of(token.as_str());
+            if count > 0 {
+                let remedy = format!("fencepost deliveries list --consumer {} --token {token}", edge.name);
+                found.push(format!("{}: {count} {meaning} ({remedy})", edge.name));
+            }
+        }
+    }
+    for alarm in &status.alarms {
+        found.push(format!("alarm {} {}: {}", alarm.name, alarm.object, alarm.detail));
+    }
+    let silent = |age: f64, lease: Duration| age > 3.0 * lease.as_secs_f64();
+    for Relay { name, relay, age_seconds, .. } in
+        status.relays.iter().filter(|r| !r.stopped && silent(r.age_seconds, lease))
+    {
+        found.push(format!("relay {name} ({relay}) has not ticked for {}", span(*age_seconds)));
+    }
+    // A worker that went away idle is no finding; one that still holds tasks is.
+    for Worker { owner, age_seconds, expired_leases, .. } in
+        status.workers.iter().filter(|w| w.expired_leases > 0 && silent(w.age_seconds, WORKER_LEASE))
+    {
+        found
+            .push(format!("worker {owner} has not ticked for {} and holds {expired_leases} tasks", span(*age_seconds)));
+    }
+    found
+}
+
+fn render(report: &Report) -> String {
+    let status = &report.status;
+    let mut text = format!("{}\n\n{}", status.now, edges(&status.edges));
+    let flights = status.flights;
+    if flights.count > 0 {
+        let oldest = flights.oldest_seconds.map(span).unwrap_or_default();
+        text.push_str(&format!(
+            "\n{} flights open, {} deliveries, the oldest for {oldest}\n",
+            flights.count, flights.deliveries
+        ));
+    }
+    for section in [alarms(status), relays(&status.relays), workers(&status.workers), shards(&status.shards)] {
+        if !section.is_empty() {
+            text.push_str(&format!("\n{section}"));
+        }
+    }
+    match report.findings.as_slice() {
+        [] => text.push_str("\nnothing needs a person\n"),
+        findings => {
+            text.push_str("\nneeds a person:\n");
+            findings.iter().for_each(|finding| text.push_str(&format!("  {}\n", output::plain(finding))));
+        }
+    }
+    text
+}
+
+fn edges(edges: &[Edge]) -> String {
+    let mut table =
+        Table::new(&["edge", "kind", "contract", "state", "waiting", "oldest", "rate/min", "eta", "what waits"]);
+    for edge in edges {
+        let entry: Option<ConsumerEntry> = serde_json::from_value(edge.spec.clone()).ok();
+        let mut what: Vec<String> = edge.waiting.iter().map(|(token, count)| format!("{token} {count}")).collect();
+        if edge.lagging_at_most > 0 {
+            what.push(format!("lagging <= {}", edge.lagging_at_most));
+        }
+        if edge.unread > 0 {
+            what.push(format!("unread {}{}", edge.unread, if edge.unread_capped { "+" } else { "" }));
+        }
+        let kind = entry.as_ref().map_or_else(|| "?".into(), super::consumers::kind);
+        let total = format!("{}{}", edge.waiting_total(), if edge.unread_capped { "+" } else { "" });
+        table.row([
+            edge.name.clone(),
+            kind,
+            contract(entry.as_ref()),
+            state(edge),
+            total,
+            or_dash(edge.oldest_waiting_seconds.map(span)),
+            edge.settled_last_minute.to_string(),
+            or_dash(edge.eta_seconds().map(span)),
+            what.join(", "),
+        ]);
+    }
+    table.render("no consumers")
+}
+
+fn state(edge: &Edge) -> String {
+    match (edge.retired, edge.paused, edge.not_before_in) {
+        (true, _, _) => "retired".into(),
+        (_, true, _) => format!("paused: {}", edge.paused_reason.as_deref().unwrap_or("-")),
+        (_, _, Some(seconds)) => format!("asked to wait {}", span(seconds)),
+        _ => "active".into(),
+    }
+}
+
+fn alarms(status: &Status) -> String {
+    let mut table = Table::new(&["alarm", "object", "count", "last", "detail"]);
+    for a in &status.alarms {
+        table.row([a.name.clone(), a.object.clone(), a.count.to_string(), a.last_at.clone(), a.detail.clone()]);
+    }
+    table.render("")
+}
+
+fn relays(relays: &[Relay]) -> String {
+    let mut table = Table::new(&["relay", "id", "version", "shards", "tick", "token", "last tick"]);
+    for r in relays {
+        let last = format!("{} ago{}", span(r.age_seconds), if r.stopped { ", stopped" } else { "" });
+        let cells = [&r.name, &r.relay, &r.version].map(Clone::clone).into_iter();
+        table.row(cells.chain([r.shards.to_string(), r.tick.to_string(), r.token.clone(), last]));
+    }
+    table.render("no relay has run here")
+}
+
+fn workers(workers: &[Worker]) -> String {
+    let mut table = Table::new(&["worker", "tick", "token", "last tick", "expired leases"]);
+    for w in workers {
+        let last = format!("{} ago", span(w.age_seconds));
+        table.row([w.owner.clone(), w.tick.to_string(), w.token.clone(), last, w.expired_leases.to_string()]);
+    }
+    table.render("")
+}
+
+fn shards(shards: &[Shard]) -> String {
+    let mut table = Table::new(&["shard", "relay", "epoch", "lease", "newest flight"]);
+    for s in shards {
+        let lease = match s.lease_seconds {
+            None => "nobody".into(),
+            Some(seconds) if seconds < 0.0 => format!("expired {} ago", span(-seconds)),
+            Some(seconds) => format!("{} left", span(seconds)),
+        };
+        table.row([
+            s.shard.to_string(),
+            or_dash(s.relay.clone()),
+            s.epoch.to_string(),
+            lease,
+            or_dash(s.newest_flight),
+        ]);
+    }
+    table.render("")
+}
