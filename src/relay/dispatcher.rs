@@ -20,7 +20,7 @@ use super::settle::{Next, Parking, Signal, outlived_retain};
 use super::settler::{Settlement, Verdict};
 use crate::edge::error::report;
 use crate::model::consumer::Ordering;
-use crate::model::key::{ConsumerId, Shard};
+use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::outcome::{AckReading, End, Outcome};
 use crate::model::token::{Fact, Waiting};
 use crate::store::parking::Room;
@@ -43,6 +43,7 @@ pub enum Command {
     },
     Lost {
         shard: Shard,
+        epoch: ShardEpoch,
     },
     /// The shard is to be handed over: what waits is parked, what is out is waited for.
     Yield {
@@ -163,9 +164,11 @@ impl State {
                 let lane = Lane::new(self.ordering(), blocked);
                 self.lanes.insert(lease.shard, (lease, lane));
             }
-            Command::Lost { shard } => {
+            Command::Lost { shard, epoch } => {
                 // What waited was never sent: the flight or the parked row is the new owner's now.
-                self.lanes.remove(&shard);
+                if self.lanes.get(&shard).is_some_and(|(lease, _)| lease.epoch == epoch) {
+                    self.lanes.remove(&shard);
+                }
             }
             Command::Yield { shard } => {
                 let waiting_now = self.lanes.get_mut(&shard).map(|(_, lane)| lane.take_all()).unwrap_or_default();
@@ -199,11 +202,15 @@ impl State {
         }
     }
 
+    /// The lane a delivery belongs to; `None` where its shard was lost since, be it ours again.
+    fn lane_of(&mut self, shard: Shard, epoch: ShardEpoch) -> Option<&mut Lane> {
+        self.lanes.get_mut(&shard).filter(|(lease, _)| lease.epoch == epoch).map(|(_, lane)| lane)
+    }
+
     fn offer(&mut self, delivery: Delivery) {
-        let shard = delivery.lease.shard;
+        let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
         let shut = self.gate.is_shut_for(self.park_after, Instant::now());
-        let Some((_, lane)) = self.lanes.get_mut(&shard).filter(|(lease, _)| lease.epoch == delivery.lease.epoch)
-        else {
+        let Some(lane) = self.lane_of(shard, epoch) else {
             // Its shard was lost on the way here, and the delivery with it.
             return;
         };
@@ -305,10 +312,10 @@ impl State {
             }
         };
         self.report(&outcome);
-        let shard = delivery.lease.shard;
+        let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
         let was_parked = WasParked::of(&delivery);
-        let name = &self.served.consumer.name;
-        let key = self.lanes.get(&shard).and_then(|(_, lane)| lane.key(&delivery).map(ToString::to_string));
+        let name = self.served.consumer.name.clone();
+        let key = self.lane_of(shard, epoch).and_then(|lane| lane.key(&delivery).map(ToString::to_string));
         let effect_key = delivery.effect.key.to_string();
         let (decision, settlement) = attempt::conclude(delivery, &outcome, &self.served, &self.shared.retry);
         metrics::counter!("fencepost_attempts_total", "consumer" => name.clone(), "token" => decision.attempt.as_str())
@@ -322,13 +329,13 @@ impl State {
                 if *fact == Fact::Conflict {
                     self.raise(alarms::Alarm::Conflict, format!("{name}/{effect_key}"), "same key, other payload");
                 }
-                if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                if let Some(lane) = self.lane_of(shard, epoch) {
                     lane.ended(key.as_deref(), was_parked);
                 }
             }
             Next::Park(parking) => {
                 tracing::info!(consumer = %name, key = %effect_key, attempt = %decision.attempt, next = %parking.state, reason = %parking.reason, "parked");
-                if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                if let Some(lane) = self.lane_of(shard, epoch) {
                     behind = lane.parked(key.as_deref(), was_parked, parking.state);
                 }
             }
@@ -457,7 +464,7 @@ impl State {
     }
 
     fn free(&mut self, delivery: &Delivery) {
-        if let Some((_, lane)) = self.lanes.get_mut(&delivery.lease.shard) {
+        if let Some(lane) = self.lane_of(delivery.lease.shard, delivery.lease.epoch) {
             let key = lane.key(delivery).map(ToString::to_string);
             lane.ended(key.as_deref(), WasParked::of(delivery));
         }
@@ -466,7 +473,7 @@ impl State {
     /// Parks a delivery that was on its way, and those behind it.
     fn park_in_order(&mut self, delivery: Delivery, parking: Parking) {
         let mut behind = Vec::new();
-        if let Some((_, lane)) = self.lanes.get_mut(&delivery.lease.shard) {
+        if let Some(lane) = self.lane_of(delivery.lease.shard, delivery.lease.epoch) {
             let key = lane.key(&delivery).map(ToString::to_string);
             behind = lane.parked(key.as_deref(), WasParked::of(&delivery), parking.state);
         }

@@ -45,6 +45,10 @@ impl ShardLease {
         self.deadline.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|deadline| Instant::now() < deadline)
     }
 
+    pub fn is_lost(&self) -> bool {
+        self.deadline.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
     /// Moves the deadline of a lease that was not lost.
     pub fn extend(&self, until: Instant) {
         if let Some(deadline) = self.deadline.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
