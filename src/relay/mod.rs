@@ -8,6 +8,7 @@
 //! ```
 
 pub mod attempt;
+pub mod breaker;
 pub mod clock;
 pub mod delivery;
 pub mod dispatcher;
@@ -21,6 +22,7 @@ pub mod loader;
 pub mod options;
 pub mod outage;
 pub mod reader;
+pub mod reconciler;
 pub mod retry;
 pub mod router;
 pub mod run;

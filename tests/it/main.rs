@@ -4,7 +4,9 @@
 mod support;
 
 mod cli;
+mod demo;
 mod embedded;
 mod http;
 mod inbox;
 mod producer;
+mod sql;

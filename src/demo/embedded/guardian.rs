@@ -38,6 +38,7 @@ const GATE: &str = r#"read -r go || exit 1; exec "$@" </dev/null"#;
 /// How a child is asked to end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Signal {
+    Interrupt,
     Term,
     Quit,
     Kill,
@@ -48,6 +49,7 @@ pub enum Signal {
 impl Signal {
     fn name(self) -> &'static str {
         match self {
+            Self::Interrupt => "INT",
             Self::Term => "TERM",
             Self::Quit => "QUIT",
             Self::Kill => "KILL",
