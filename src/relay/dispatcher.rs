@@ -353,7 +353,9 @@ impl State {
         let report = match &outcome.end {
             End::NotDelivered | End::Ambiguous => Report::Failing,
             End::Answered { status: 500.., ack: AckReading::Silent | AckReading::Malformed { .. } } => Report::Failing,
-            End::Answered { .. } | End::Confirmed | End::Unroutable => Report::Healthy,
+            End::Answered { .. } | End::Confirmed | End::Unroutable | End::Refused => Report::Healthy,
+            // Not tried: the edge opens again by itself.
+            End::Shut => return self.gate.withdrawn(Instant::now()),
         };
         self.gate.report(report, Instant::now());
         let name = &self.served.consumer.name;
