@@ -79,10 +79,6 @@ insert into fencepost.flights (shard, seq, epoch, base, target, last_id, token, 
 select shard, 0, 0, pg_current_snapshot(), pg_current_snapshot(), 0, 'origin', clock_timestamp()
 from fencepost.shards;
 
--- Whose history this is; a claim that finds another server or timeline raises the epoch base.
-insert into fencepost.history (system_identifier, timeline)
-select system_identifier, fencepost.wal_timeline() from pg_control_system();
-
 -- A key's next delivery is released by whoever removes its head: the relay's facts, an operator's skip or resolve.
 create function fencepost.release_next() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -100,3 +96,7 @@ end $$;
 
 create trigger release_next after delete on fencepost.parked
 for each row when (old.ordering_key is not null) execute function fencepost.release_next();
+
+-- Whose history this is; a claim that finds another server or timeline raises the epoch base.
+insert into fencepost.history (system_identifier, timeline)
+select system_identifier, fencepost.wal_timeline() from pg_control_system();

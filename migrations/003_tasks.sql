@@ -158,6 +158,16 @@ begin
     end if;
 end $$;
 
+-- A turn of a worker's loop failed, as when its lease was lost. Written at once: the transaction that failed left nothing.
+create function fencepost.worker_failed(owner text) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+    perform fencepost.check_argument(worker_failed.owner <> '' and octet_length(worker_failed.owner) <= 256, 'owner', 'must be 1 to 256 bytes');
+    insert into fencepost.workers as w (owner, tick, token) values (worker_failed.owner, 1, 'failed')
+    on conflict on constraint workers_pkey do update set tick = w.tick + 1, token = 'failed', at = clock_timestamp();
+end $$;
+
 create function fencepost.claim_tasks(
     owner text, kinds text[] default null, max_tasks integer default 1, lease interval default '30 seconds', task_ids text[] default null
 ) returns table (task_id text, lease_epoch bigint, kind text, payload jsonb, lease_expires_at timestamptz, previous text)

@@ -13,7 +13,7 @@ begin
         when 'worker' then
             'claim_tasks(text, text[], integer, interval, text[]), heartbeat(text, bigint, text, interval), '
             'complete_task(text, bigint, text, jsonb, jsonb), complete_task_no_action(text, bigint, text, text), '
-            'fail_task(text, bigint, text, text, interval), release_task(text, bigint, text, text)'
+            'fail_task(text, bigint, text, text, interval), release_task(text, bigint, text, text), worker_failed(text)'
         when 'reader' then
             'effect_id_of(text), deliveries_of(text)'
         when 'relay' then

@@ -10,6 +10,7 @@ mod grant;
 pub mod logging;
 mod migrate;
 mod output;
+mod run;
 mod secret;
 mod status;
 
@@ -44,6 +45,8 @@ enum Command {
     Consumers(consumers::Command),
     /// Edges, what waits, alarms, relays, workers and shards; exit code 1 when something needs a person.
     Status(status::Args),
+    /// Run the relay until SIGTERM or SIGINT.
+    Run(run::Args),
     /// Signing secrets.
     #[command(subcommand)]
     Secret(secret::Command),
@@ -86,6 +89,7 @@ impl Cli {
             Command::Grant(args) => grant::run(&global, args).await,
             Command::Consumers(command) => consumers::run(&global, command).await,
             Command::Status(args) => status::run(&global, args).await,
+            Command::Run(args) => run::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }
     }

@@ -40,6 +40,7 @@ pub struct HttpEdge {
     url: Url,
     template: Template,
     timeout: Duration,
+    connect_timeout: Duration,
     ack: AckMode,
 }
 
@@ -65,7 +66,14 @@ impl HttpEdge {
             .map_err(|source| EdgeError::Headers { consumer: consumer.name.clone(), source })?;
         let client = client(consumer, url, egress, trust)
             .map_err(|error| EdgeError::Client { consumer: consumer.name.clone(), source: error.without_url() })?;
-        Ok(Self { client, url: url.clone(), template, timeout: consumer.timeout, ack: consumer.contract.ack })
+        Ok(Self {
+            client,
+            url: url.clone(),
+            template,
+            timeout: consumer.timeout,
+            connect_timeout: consumer.connect_timeout,
+            ack: consumer.contract.ack,
+        })
     }
 
     /// Sends the effect once and reads what comes back, within the consumer's timeout. Never sends it twice: what
@@ -85,7 +93,11 @@ impl HttpEdge {
             Ok(Err(error)) => {
                 // Proven by the connector; the other proof is that the body was never touched.
                 let phase = if error.is_connect() { Phase::Connect } else { progress.phase() };
-                return unanswered(phase, started, report(&error.without_url()));
+                let late = error.is_connect() && error.is_timeout();
+                let error = report(&error.without_url());
+                let error =
+                    if late { format!("no connection within {:?}: {error}", self.connect_timeout) } else { error };
+                return unanswered(phase, started, error);
             }
             Err(_) => {
                 let error = format!("no answer within {:?}", self.timeout);

@@ -101,6 +101,10 @@ impl AckReading {
 }
 
 impl Outcome {
+    pub fn ack_is_malformed(&self) -> bool {
+        matches!(self.end, End::Answered { ack: AckReading::Malformed { .. } | AckReading::Contradicted { .. }, .. })
+    }
+
     pub fn status(&self) -> Option<u16> {
         match self.end {
             End::Answered { status, .. } => Some(status),

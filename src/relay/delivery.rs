@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::lease::ShardLease;
+use super::lease::LeaseHold;
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, FlightSeq};
 use crate::store::parking::{Trouble, Turn};
@@ -18,7 +18,7 @@ use crate::store::settle::DeliveryId;
 pub struct Delivery {
     pub effect: Arc<Effect>,
     pub consumer: ConsumerId,
-    pub lease: Arc<ShardLease>,
+    pub lease: LeaseHold,
     pub trouble: Trouble,
     pub expired: bool,
     pub origin: Origin,
@@ -53,7 +53,7 @@ pub struct InHand {
     delivery: DeliveryId,
 }
 
-/// The bytes of payload a relay may hold at once.
+/// The bytes of payload a relay may hold at once, and the deliveries they belong to.
 #[derive(Clone, Debug)]
 pub struct ByteBudget {
     inner: Arc<BudgetInner>,
@@ -63,6 +63,7 @@ pub struct ByteBudget {
 struct BudgetInner {
     limit: u64,
     used: AtomicU64,
+    deliveries: AtomicUsize,
     freed: Notify,
 }
 
@@ -71,6 +72,7 @@ struct BudgetInner {
 pub struct Charge {
     budget: ByteBudget,
     bytes: u64,
+    deliveries: usize,
 }
 
 impl Delivery {
@@ -107,7 +109,14 @@ impl Drop for InHand {
 
 impl ByteBudget {
     pub fn new(limit: u64) -> Self {
-        Self { inner: Arc::new(BudgetInner { limit, used: AtomicU64::new(0), freed: Notify::new() }) }
+        Self {
+            inner: Arc::new(BudgetInner {
+                limit,
+                used: AtomicU64::new(0),
+                deliveries: AtomicUsize::new(0),
+                freed: Notify::new(),
+            }),
+        }
     }
 
     /// What is left, as far as is known now.
@@ -116,14 +125,20 @@ impl ByteBudget {
     }
 
     /// Takes what was read already: one large effect may go over the limit, never two readings.
-    pub fn charge(&self, bytes: u64) -> Charge {
+    pub fn charge(&self, bytes: u64, deliveries: usize) -> Charge {
         self.inner.used.fetch_add(bytes, Ordering::AcqRel);
-        Charge { budget: self.clone(), bytes }
+        self.inner.deliveries.fetch_add(deliveries, Ordering::AcqRel);
+        Charge { budget: self.clone(), bytes, deliveries }
     }
 
     /// Waits until something was given back.
     pub async fn freed(&self) {
         self.inner.freed.notified().await;
+    }
+
+    /// Deliveries of flights that have not landed.
+    pub fn deliveries(&self) -> usize {
+        self.inner.deliveries.load(Ordering::Acquire)
     }
 
     pub fn used(&self) -> u64 {
@@ -134,6 +149,7 @@ impl ByteBudget {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.budget.inner.used.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.budget.inner.deliveries.fetch_sub(self.deliveries, Ordering::AcqRel);
         self.budget.inner.freed.notify_one();
     }
 }

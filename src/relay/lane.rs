@@ -85,14 +85,6 @@ impl Lane {
         self.retries.pop_front()
     }
 
-    /// A delivery that was taken out goes back to the head of its queue: it could not start.
-    pub fn put_back(&mut self, delivery: Delivery) {
-        match delivery.origin {
-            Origin::Flight(_) => self.fresh.push_front(delivery),
-            Origin::Parked { .. } => self.retries.push_front(delivery),
-        }
-    }
-
     /// A delivery ended: its key is free for the next.
     pub fn ended(&mut self, key: Option<&str>, was_parked: WasParked) {
         let Some(text) = key else { return };
@@ -168,20 +160,16 @@ impl Lane {
         self.fresh.len() + self.keys.values().map(|key| key.behind.len()).sum::<usize>()
     }
 
-    pub fn has_fresh(&self) -> bool {
-        !self.fresh.is_empty()
-    }
-
-    pub fn has_retries(&self) -> bool {
-        !self.retries.is_empty()
-    }
-
     pub fn retries_len(&self) -> usize {
         self.retries.len()
     }
 
     pub fn oldest_fresh(&self) -> Option<tokio::time::Instant> {
         self.fresh.front().map(|delivery| delivery.since)
+    }
+
+    pub fn oldest_retry(&self) -> Option<tokio::time::Instant> {
+        self.retries.front().map(|delivery| delivery.since)
     }
 
     /// Empties the queues, to be dropped or parked. In order.

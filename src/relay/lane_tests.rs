@@ -9,7 +9,7 @@ use super::*;
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, EffectKey, FlightSeq, LeaseEpoch, Shard, ShardEpoch, TaskId};
 use crate::relay::delivery::{ByteBudget, Flight, Hand};
-use crate::relay::lease::ShardLease;
+use crate::relay::lease::{LeaseHold, ShardLease};
 use crate::store::parking::Trouble;
 use crate::store::settle::DeliveryId;
 
@@ -32,10 +32,11 @@ fn delivery(id: i64, key: &str, origin: Origin) -> Delivery {
         deliver_after: None,
         expires_at: None,
     };
+    let lease = Arc::new(ShardLease::new(Shard(0), ShardEpoch(1), Instant::now() + Duration::from_secs(60)));
     Delivery {
         effect: Arc::new(effect),
         consumer: ConsumerId(1),
-        lease: Arc::new(ShardLease::new(Shard(0), ShardEpoch(1), Instant::now() + Duration::from_secs(60))),
+        lease: LeaseHold::of(&lease),
         trouble: Trouble::default(),
         expired: false,
         origin,
@@ -44,7 +45,7 @@ fn delivery(id: i64, key: &str, origin: Origin) -> Delivery {
 }
 
 fn fresh(id: i64, key: &str) -> Delivery {
-    let flight = Flight { seq: FlightSeq(1), outstanding: AtomicUsize::new(1), bytes: ByteBudget::new(1).charge(0) };
+    let flight = Flight { seq: FlightSeq(1), outstanding: AtomicUsize::new(1), bytes: ByteBudget::new(1).charge(0, 1) };
     delivery(id, key, Origin::Flight(Arc::new(flight)))
 }
 
@@ -123,7 +124,7 @@ fn one_that_was_scheduled_waits_for_the_one_on_its_way() {
     let _ = lane.offer(fresh(5, "a"));
     assert_eq!(drain(&mut lane), [5]);
     assert!(matches!(lane.offer(parked(1, "a", Turn::Scheduled)), Offer::Queued));
-    assert!(!lane.has_retries(), "one of a key at a time");
+    assert!(lane.retries_len() == 0, "one of a key at a time");
     assert!(matches!(lane.offer(fresh(6, "a")), Offer::Blocked(_)), "it takes its place when due");
     lane.blocked(Some("a"));
     lane.ended(Some("a"), WasParked::No);

@@ -1,10 +1,32 @@
 //! The relay: reads the log into flights, sends each delivery through its consumer's lane and gate, and settles what
 //! came of it. It knows `edge`, `store` and `model`; it never speaks SQL and never opens a socket itself.
+//!
+//! ```text
+//! keeper ──▶ reader ──▶ router ──▶ dispatcher (lanes, gate) ──▶ attempt ──▶ settle ──▶ settler
+//!                         ▲                                                             │
+//!                      loader ◀──────────────── parking lot ◀──────────────────────────┘
+//! ```
 
+pub mod attempt;
+pub mod clock;
 pub mod delivery;
+pub mod dispatcher;
+pub mod doorbell;
 pub mod gate;
+pub mod health;
+pub mod keeper;
 pub mod lane;
 pub mod lease;
+pub mod loader;
 pub mod options;
+mod outage;
+pub mod reader;
 pub mod retry;
+pub mod router;
+pub mod run;
 pub mod settle;
+pub mod settler;
+
+pub use health::Health;
+pub use options::Options;
+pub use run::run;

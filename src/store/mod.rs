@@ -6,6 +6,7 @@ pub mod alarms;
 pub mod audit;
 pub mod consumers;
 pub mod database;
+pub mod doorbell;
 pub mod flights;
 pub mod gates;
 pub mod inspect;

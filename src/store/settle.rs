@@ -330,7 +330,7 @@ from wanted w join held h on h.shard = w.shard and h.epoch = w.epoch
 where not exists (select 1 from fencepost.ledger l where l.effect_id = w.effect_id and l.consumer_id = w.consumer_id)
    or exists (select 1 from fencepost.parked r where r.effect_id = w.effect_id and r.consumer_id = w.consumer_id and r.replay)
 on conflict (effect_id, consumer_id) do update set
-    state = excluded.state, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at, reason = excluded.reason,
+    ordering_key = excluded.ordering_key, state = excluded.state, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at, reason = excluded.reason,
     refusals = excluded.refusals, sent = excluded.sent, retain_seconds = coalesce(excluded.retain_seconds, p.retain_seconds),
     first_failed_at = coalesce(p.first_failed_at, excluded.first_failed_at),
     first_doubt_at = case when (select w.doubt from wanted w where w.effect_id = p.effect_id and w.consumer_id = p.consumer_id) = 2

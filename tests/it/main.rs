@@ -5,5 +5,7 @@ mod support;
 
 mod cli;
 mod embedded;
+mod http;
 mod inbox;
+mod producer;
 mod sql;

@@ -5,6 +5,9 @@
 
 pub mod db;
 pub mod process;
+pub mod receiver;
+pub mod script;
+pub mod tls;
 
 use std::time::{Duration, Instant};
 

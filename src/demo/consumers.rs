@@ -1,0 +1,221 @@
+//! Two real HTTP services. `demo-billing` dedups and fences through the consumer kit and says so; `demo-analytics` is
+//! any endpoint that answers 2xx. Both write down each request before they think about it, and both have bad moments.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use deadpool_postgres::Pool;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use tokio::net::TcpListener;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::stage::{CONSUMER_TIMEOUT, Stage};
+use super::{Error, Result};
+use crate::inbox::{Inbox, Verdict};
+use crate::model::key::EffectKey;
+
+pub const BILLING: &str = "demo-billing";
+pub const ANALYTICS: &str = "demo-analytics";
+
+/// The running services. Dropped, they stop.
+pub struct Consumers {
+    all: Vec<Arc<Service>>,
+    _servers: Vec<AbortOnDropHandle<()>>,
+}
+
+pub struct Service {
+    name: &'static str,
+    address: SocketAddr,
+    manner: Manner,
+    pool: Pool,
+    schema: String,
+    prefix: String,
+    seen: Mutex<Seen>,
+}
+
+/// What a service does beyond writing a receipt.
+enum Manner {
+    Dedups(Inbox),
+    Plain,
+}
+
+#[derive(Default)]
+struct Seen {
+    keys: HashSet<String>,
+    answers: BTreeMap<&'static str, u64>,
+}
+
+/// What a service remembers of the run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ledger {
+    pub consumer: &'static str,
+    pub requests: u64,
+    pub keys: u64,
+    /// What it answered, by word; `2xx`, `500` and `503` where it said none.
+    pub answers: BTreeMap<&'static str, u64>,
+}
+
+/// The moods of a service, each at the first request for some keys.
+enum Mood {
+    Well,
+    /// Does nothing and says so.
+    Busy,
+    /// Does its work, and answers when nobody listens any more.
+    Slow,
+}
+
+impl Consumers {
+    pub async fn start(stage: &Stage) -> Result<Self> {
+        let mut this = Self { all: Vec::new(), _servers: Vec::new() };
+        for (name, manner) in [(BILLING, Manner::Dedups(stage.inbox()?)), (ANALYTICS, Manner::Plain)] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.map_err(Error::io("no port for a consumer"))?;
+            let service = Arc::new(Service {
+                name,
+                address: listener.local_addr().map_err(Error::io("no port for a consumer"))?,
+                manner,
+                pool: stage.pool.clone(),
+                schema: stage.schema(),
+                prefix: format!("demo-{}-", stage.run),
+                seen: Mutex::default(),
+            });
+            let router = Router::new().route("/", post(receive)).with_state(service.clone());
+            this.all.push(service);
+            this._servers.push(AbortOnDropHandle::new(tokio::spawn(async move {
+                // It only ends with the process.
+                let _ = axum::serve(listener, router).await;
+            })));
+        }
+        Ok(this)
+    }
+
+    pub fn all(&self) -> &[Arc<Service>] {
+        &self.all
+    }
+
+    /// Deliveries that reached their consumer at least once.
+    pub fn received(&self) -> u64 {
+        self.all.iter().map(|service| service.seen().keys.len() as u64).sum()
+    }
+}
+
+impl Service {
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}/", self.address)
+    }
+
+    /// Its declared `ack`.
+    pub fn ack(&self) -> &'static str {
+        match self.manner {
+            Manner::Dedups(_) => "required",
+            Manner::Plain => "optional",
+        }
+    }
+
+    pub fn ledger(&self) -> Ledger {
+        let seen = self.seen();
+        Ledger {
+            consumer: self.name,
+            requests: seen.answers.values().sum(),
+            keys: seen.keys.len() as u64,
+            answers: seen.answers.clone(),
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The receipt: first of all, in a transaction of its own.
+    async fn write_receipt(&self, key: &EffectKey, body: &[u8]) -> Result<()> {
+        let client = self.pool.get().await.map_err(crate::store::Error::from)?;
+        let sql = format!(
+            "-- demo::receipt\ninsert into {}.receipts (consumer, key, body_sha256) values ($1, $2, $3)",
+            self.schema
+        );
+        let statement = client.prepare_cached(&sql).await?;
+        client.execute(&statement, &[&self.name, &key.to_string(), &Sha256::digest(body).as_slice()]).await?;
+        Ok(())
+    }
+
+    /// The effect and its key in one transaction.
+    async fn apply(&self, inbox: &Inbox, key: &EffectKey, body: &[u8]) -> Result<Verdict> {
+        let mut client = self.pool.get().await.map_err(crate::store::Error::from)?;
+        let tx = client.transaction().await?;
+        let verdict = inbox.apply(&tx, key, body).await?;
+        if verdict == Verdict::Applied {
+            let sql = format!("-- demo::invoice\ninsert into {}.invoices (key) values ($1)", self.schema);
+            let statement = tx.prepare_cached(&sql).await?;
+            tx.execute(&statement, &[&key.to_string()]).await?;
+        }
+        tx.commit().await?;
+        Ok(verdict)
+    }
+
+    fn mood(&self, key: &EffectKey, first: bool) -> Mood {
+        let number = key.task_id().as_str().strip_prefix(&self.prefix).and_then(|n| n.parse::<u32>().ok());
+        match number.unwrap_or(0) % 100 {
+            17 if first => Mood::Busy,
+            39 | 89 if first && matches!(self.manner, Manner::Dedups(_)) => Mood::Slow,
+            _ => Mood::Well,
+        }
+    }
+}
+
+async fn receive(State(service): State<Arc<Service>>, headers: HeaderMap, body: Bytes) -> Response {
+    let key = headers.get("webhook-id").and_then(|id| id.to_str().ok()).and_then(|id| id.parse::<EffectKey>().ok());
+    let Some(key) = key.filter(|key| key.task_id().as_str().starts_with(&service.prefix)) else {
+        // Of an earlier run in the same database, or of somebody else.
+        return (StatusCode::UNPROCESSABLE_ENTITY, [("outbox-ack", "rejected")]).into_response();
+    };
+    match answer(&service, &key, &body).await {
+        Ok((word, response)) => {
+            *service.seen().answers.entry(word).or_default() += 1;
+            response
+        }
+        Err(error) => {
+            *service.seen().answers.entry("500").or_default() += 1;
+            eprintln!("{}: {}: {error:?}", service.name, key);
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+async fn answer(service: &Service, key: &EffectKey, body: &[u8]) -> Result<(&'static str, Response)> {
+    service.write_receipt(key, body).await?;
+    let first = service.seen().keys.insert(key.to_string());
+    let mood = service.mood(key, first);
+    match &service.manner {
+        Manner::Plain => Ok(match mood {
+            Mood::Busy => ("503", StatusCode::SERVICE_UNAVAILABLE.into_response()),
+            _ => ("2xx", StatusCode::OK.into_response()),
+        }),
+        Manner::Dedups(_) if matches!(mood, Mood::Busy) => {
+            let ack = format!("not-applied; key=\"{key}\"");
+            Ok(("not-applied", (StatusCode::SERVICE_UNAVAILABLE, [("outbox-ack", ack)]).into_response()))
+        }
+        Manner::Dedups(inbox) => {
+            let verdict = service.apply(inbox, key, body).await?;
+            if matches!(mood, Mood::Slow) {
+                // Counted here, since nobody waits for the answer.
+                *service.seen().answers.entry("applied, but answered too late").or_default() += 1;
+                tokio::time::sleep(CONSUMER_TIMEOUT + Duration::from_secs(1)).await;
+            }
+            let answer = inbox.answer(verdict, key);
+            let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            Ok((verdict.ack().wire(), (status, [("outbox-ack", answer.outbox_ack)]).into_response()))
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Where the run happens: a database with fencepost's schema, a schema of the run's own, and a folder.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use deadpool_postgres::Pool;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::json;
+
+use super::consumers::Consumers;
+use super::embedded::guardian::Guardian;
+use super::embedded::postgres::{Durability, PrivatePostgres};
+use super::relay::Relay;
+use super::{Error, Result};
+use crate::inbox::Inbox;
+use crate::store::{Database, schema};
+
+const TABLES: &str = include_str!("stage.sql");
+/// How long a consumer may take to answer.
+pub const CONSUMER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Dropped, it removes the folder and ends the private server; [`Stage::strike`] also cleans up the database.
+pub struct Stage {
+    /// Names everything that belongs to this run: 8 hexadecimal digits.
+    pub run: String,
+    pub url: SecretString,
+    pub database: Database,
+    pub pool: Pool,
+    pub folder: PathBuf,
+    pub guardian: std::sync::Mutex<Guardian>,
+    private: Option<PrivatePostgres>,
+}
+
+impl Stage {
+    pub async fn set(url: Option<&SecretString>) -> Result<Self> {
+        let mut private = None;
+        let url = match url {
+            Some(url) => url.clone(),
+            None => private.insert(PrivatePostgres::start(Durability::Full).await?).url("postgres").into(),
+        };
+        let run = format!("{:08x}", rand::random::<u32>());
+        let folder = std::env::temp_dir().join(format!("fencepost-demo-{run}"));
+        let what = || Error::io(format!("cannot make {}", folder.display()));
+        fs::create_dir(&folder).map_err(what())?;
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).map_err(what())?;
+        let guardian = Guardian::new(&[&folder]).map_err(Error::io("cannot start sh"))?.into();
+        let database = Database::new(&url, "fencepost-demo")?;
+        let pool = database.pool(24);
+        let stage = Self { run, url, database, pool, folder, guardian, private };
+        stage.prepare().await?;
+        Ok(stage)
+    }
+
+    async fn prepare(&self) -> Result<()> {
+        let mut client = self.database.connect().await?;
+        schema::migrate(&mut client).await?;
+        client.batch_execute(&format!("-- demo::stage\ncreate schema {}", self.schema())).await?;
+        client.batch_execute(&TABLES.replace("{schema}", &self.schema())).await?;
+        Ok(self.inbox()?.install(&client).await?)
+    }
+
+    /// The schema of everything that is not fencepost's.
+    pub fn schema(&self) -> String {
+        format!("fencepost_demo_{}", self.run)
+    }
+
+    /// The inbox of the consumer that has one.
+    pub fn inbox(&self) -> Result<Inbox> {
+        Ok(Inbox::new(&self.schema(), "demo")?)
+    }
+
+    /// The kind of this run's tasks, and the topic of their effects.
+    pub fn kind(&self) -> String {
+        format!("demo.{}", self.run)
+    }
+
+    /// The id of the n-th task.
+    pub fn task_id(&self, n: u32) -> String {
+        format!("demo-{}-{n}", self.run)
+    }
+
+    /// Makes fencepost know the consumers, and subscribes them to the topic of this run.
+    pub async fn declare(&self, consumers: &Consumers) -> Result<()> {
+        let client = self.database.connect().await?;
+        for consumer in consumers.all() {
+            let spec = json!({
+                "kind": "http",
+                "url": consumer.url(),
+                "ack": consumer.ack(),
+                "timeout": format!("{}s", CONSUMER_TIMEOUT.as_secs()),
+                "topics": [self.kind()],
+            });
+            client
+                .query("-- demo::declare\nselect fencepost.declare_consumer($1, $2)", &[&consumer.name(), &spec])
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// How many deliveries have ended, and how many have not.
+    pub async fn settled(&self) -> Result<(i64, i64)> {
+        let client = self.pool.get().await.map_err(crate::store::Error::from)?;
+        let row = client
+            .query_one(
+                "-- demo::settled
+                 select count(settled_at), count(*) - count(settled_at)
+                 from fencepost.deliveries where key like $1",
+                &[&format!("demo-{}-%", self.run)],
+            )
+            .await?;
+        Ok((row.get(0), row.get(1)))
+    }
+
+    pub fn how_to_look_around(&self, relay: &Relay) -> String {
+        let url = match &self.private {
+            Some(server) => server.url("postgres"),
+            // It may hold a password.
+            None => "<your --database-url>".into(),
+        };
+        let bin = self.private.as_ref().map(|server| format!("{}/", server.bin().display())).unwrap_or_default();
+        format!(
+            "Everything keeps running; Ctrl-C ends it.\n  \
+             fencepost status --database-url '{url}'\n  \
+             fencepost task {} --database-url '{url}'\n  \
+             {bin}psql '{url}' -c 'select * from fencepost.deliveries limit 10'\n  \
+             the relay's configuration and log: {}",
+            self.task_id(13),
+            relay.folder().display(),
+        )
+    }
+
+    /// Removes what the run made outside of fencepost's own schema. A private server goes as a whole.
+    pub async fn strike(self) -> Result<()> {
+        if self.private.is_none() {
+            let client = self.database.connect().await?;
+            client.batch_execute(&format!("-- demo::strike\ndrop schema {} cascade", self.schema())).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A configuration for the relay of this run.
+pub fn relay_config(folder: &Path, run: &str) -> Result<PathBuf> {
+    let path = folder.join("fencepost.toml");
+    // A short lease, so that a killed relay's shards are free again soon; consumers' timeouts are below it.
+    let text = format!(
+        "[relay]\nname = \"demo-{run}\"\nshard_lease = \"3s\"\nrenew_every = \"1s\"\n\n\
+         [retry]\nbase = \"200ms\"\n\n[admin]\nlisten = \"127.0.0.1:0\"\n"
+    );
+    fs::write(&path, text).map_err(Error::io(format!("cannot write {}", path.display())))?;
+    Ok(path)
+}
+
+/// The environment of a child that uses this run's database: a password belongs into no file and no argument.
+pub fn database_env(url: &SecretString) -> (&'static str, &str) {
+    ("DATABASE_URL", url.expose_secret())
+}

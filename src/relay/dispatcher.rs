@@ -1,0 +1,474 @@
+//! One consumer's work: its lanes, its gate, its attempts in flight. One task per consumer, so that no consumer waits
+//! for another.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::attempt::{self, Ended, Served, Shared};
+use super::delivery::Delivery;
+use super::gate::{Class, Competing, Gate, Shut};
+use super::lane::{Lane, Offer, WasParked};
+use super::lease::ShardLease;
+use super::settle::{Next, Parking, Signal, outlived_retain};
+use super::settler::{Settlement, Verdict};
+use crate::edge::error::report;
+use crate::model::consumer::Ordering;
+use crate::model::key::{ConsumerId, Shard};
+use crate::model::token::{Fact, Waiting};
+use crate::store::parking::Room;
+use crate::store::settle::{Durability, Moment};
+use crate::store::{alarms, gates};
+
+/// Deliveries from the parking lot that one lane takes in hand at once.
+const RETRIES_IN_HAND: usize = 256;
+/// A lane with more than this waiting for longer than [`LAGGING_AFTER`] sheds its youngest.
+const QUEUE_KEPT: usize = 500;
+const LAGGING_AFTER: Duration = Duration::from_secs(2);
+const SWEEP_EVERY: Duration = Duration::from_millis(250);
+
+/// What a dispatcher is told.
+pub enum Command {
+    /// The shard is ours: its lane begins, with the keys that wait in the parking lot.
+    Acquired {
+        lease: Arc<ShardLease>,
+        blocked: Vec<(String, u64)>,
+    },
+    Lost {
+        shard: Shard,
+    },
+    /// The shard is to be handed over: what waits is parked, what is out is waited for.
+    Yield {
+        shard: Shard,
+    },
+    Offer(Vec<Delivery>),
+    /// The state all relays share, as just read.
+    State {
+        paused: bool,
+        shut_for: Option<Duration>,
+    },
+    /// The declaration changed.
+    Serve(Arc<Served>),
+    /// How much can be taken from the parking lot.
+    Rooms(oneshot::Sender<Vec<Room>>),
+    /// What to compare a count of blocked keys with.
+    Changes(oneshot::Sender<HashMap<Shard, u64>>),
+    Recount {
+        shard: Shard,
+        asked: u64,
+        counted: HashMap<String, u64>,
+    },
+    /// Start nothing more, park what waits, and end when what is out has come back.
+    Drain,
+}
+
+/// The handle of a consumer's task.
+#[derive(Clone)]
+pub struct Dispatcher(mpsc::UnboundedSender<Command>);
+
+impl Dispatcher {
+    pub fn start(served: Arc<Served>, shared: Shared, park_after: Duration) -> (Self, tokio::task::JoinHandle<()>) {
+        let (sender, commands) = mpsc::unbounded_channel();
+        let gate = Gate::new(served.consumer.concurrency, served.consumer.rate, Instant::now());
+        let state = State {
+            served,
+            shared,
+            park_after,
+            gate,
+            lanes: HashMap::new(),
+            attempts: JoinSet::new(),
+            draining: false,
+        };
+        (Self(sender), tokio::spawn(state.run(commands)))
+    }
+
+    pub fn tell(&self, command: Command) {
+        // A dispatcher that has ended drained everything; what is told later belongs to nobody.
+        let _ = self.0.send(command);
+    }
+
+    pub async fn rooms(&self) -> Vec<Room> {
+        let (reply, rooms) = oneshot::channel();
+        self.tell(Command::Rooms(reply));
+        rooms.await.unwrap_or_default()
+    }
+
+    pub async fn changes(&self) -> HashMap<Shard, u64> {
+        let (reply, changes) = oneshot::channel();
+        self.tell(Command::Changes(reply));
+        changes.await.unwrap_or_default()
+    }
+}
+
+struct State {
+    served: Arc<Served>,
+    shared: Shared,
+    park_after: Duration,
+    gate: Gate,
+    lanes: HashMap<Shard, (Arc<ShardLease>, Lane)>,
+    attempts: JoinSet<(Class, Ended)>,
+    draining: bool,
+}
+
+impl State {
+    async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+        let mut sweep = tokio::time::interval(SWEEP_EVERY);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let wake = if self.draining { None } else { self.start_attempts() };
+            if self.draining && self.attempts.is_empty() {
+                return;
+            }
+            let pause = wake.unwrap_or_else(|| Instant::now() + Duration::from_secs(3_600));
+            tokio::select! {
+                biased;
+                Some(done) = self.attempts.join_next(), if !self.attempts.is_empty() => match done {
+                    Ok((class, ended)) => self.came_back(class, ended),
+                    // The flight stays open: whoever takes the shard over parks the delivery.
+                    Err(error) => tracing::error!(error = %report(&error), "an attempt's task failed"),
+                },
+                command = commands.recv() => match command {
+                    Some(command) => self.obey(command),
+                    None => self.drain(),
+                },
+                _ = sweep.tick() => self.sweep(),
+                () = tokio::time::sleep_until(pause), if wake.is_some() => {}
+            }
+        }
+    }
+
+    fn consumer_id(&self) -> ConsumerId {
+        self.served.consumer.id
+    }
+
+    fn ordering(&self) -> Ordering {
+        self.served.consumer.contract.ordering
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Acquired { lease, blocked } => {
+                let lane = Lane::new(self.ordering(), blocked);
+                self.lanes.insert(lease.shard, (lease, lane));
+            }
+            Command::Lost { shard } => {
+                // What waited was never sent: the flight or the parked row is the new owner's now.
+                self.lanes.remove(&shard);
+            }
+            Command::Yield { shard } => {
+                let waiting_now = self.lanes.get_mut(&shard).map(|(_, lane)| lane.take_all()).unwrap_or_default();
+                self.park_unattempted(waiting_now, "its shard went to another relay before its attempt");
+            }
+            Command::Offer(deliveries) => deliveries.into_iter().for_each(|delivery| self.offer(delivery)),
+            Command::State { paused, shut_for } => {
+                if paused {
+                    self.gate.pause()
+                } else {
+                    self.gate.resume()
+                }
+                self.gate.set_not_before(shut_for.map(|wait| Instant::now() + wait));
+            }
+            Command::Serve(served) => {
+                self.gate.set_limits(served.consumer.concurrency, served.consumer.rate, Instant::now());
+                self.served = served;
+            }
+            Command::Rooms(reply) => {
+                let _ = reply.send(self.rooms());
+            }
+            Command::Changes(reply) => {
+                let _ = reply.send(self.lanes.iter().map(|(shard, (_, lane))| (*shard, lane.changes())).collect());
+            }
+            Command::Recount { shard, asked, counted } => {
+                if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                    lane.recount(asked, &counted);
+                }
+            }
+            Command::Drain => self.drain(),
+        }
+    }
+
+    fn offer(&mut self, delivery: Delivery) {
+        let shard = delivery.lease.shard;
+        let shut = self.gate.is_shut_for(self.park_after, Instant::now());
+        let Some((_, lane)) = self.lanes.get_mut(&shard).filter(|(lease, _)| lease.epoch == delivery.lease.epoch)
+        else {
+            // Its shard was lost on the way here, and the delivery with it.
+            return;
+        };
+        let lagging =
+            lane.fresh_len() >= QUEUE_KEPT && lane.oldest_fresh().is_some_and(|since| since.elapsed() > LAGGING_AFTER);
+        let fresh = !delivery.is_parked();
+        match lane.offer(delivery) {
+            Offer::Queued if fresh && (shut || lagging) => self.shed(shard, QUEUE_KEPT * usize::from(!shut)),
+            Offer::Queued => {}
+            Offer::Blocked(delivery) => {
+                lane.blocked(lane.key(&delivery).map(ToString::to_string).as_deref());
+                self.park(delivery, waiting(Waiting::Blocked, None, "an earlier delivery of its key waits"));
+            }
+        }
+    }
+
+    /// Starts what may start. Returns when to look again, where only time will open the gate.
+    fn start_attempts(&mut self) -> Option<Instant> {
+        let mut wake = None;
+        for class in [Class::Retry, Class::Fresh] {
+            loop {
+                let Some(shard) = self.lane_with(class) else { break };
+                let other = if class == Class::Retry { Class::Fresh } else { Class::Retry };
+                let competing = if self.lane_with(other).is_some() { Competing::Yes } else { Competing::No };
+                match self.gate.enter(class, competing, Instant::now()) {
+                    Ok(()) => self.start_one(shard, class),
+                    Err(Shut::NotBefore(moment) | Shut::Rate(moment)) => {
+                        wake = Some(moment);
+                        break;
+                    }
+                    Err(Shut::Paused | Shut::Full) => break,
+                }
+            }
+        }
+        wake
+    }
+
+    /// The lane whose oldest delivery of this class came first.
+    fn lane_with(&self, class: Class) -> Option<Shard> {
+        self.lanes
+            .iter()
+            .filter_map(|(shard, (_, lane))| {
+                let since = match class {
+                    Class::Fresh => lane.oldest_fresh(),
+                    Class::Retry => lane.oldest_retry(),
+                };
+                since.map(|since| (since, *shard))
+            })
+            .min()
+            .map(|(_, shard)| shard)
+    }
+
+    fn start_one(&mut self, shard: Shard, class: Class) {
+        let taken = self.lanes.get_mut(&shard).and_then(|(_, lane)| match class {
+            Class::Fresh => lane.next_fresh(),
+            Class::Retry => lane.next_retry(),
+        });
+        let Some(delivery) = taken else {
+            self.gate.leave(class);
+            return;
+        };
+        if let Some(delivery) = self.ended_before_its_attempt(delivery) {
+            let (served, shared) = (Arc::clone(&self.served), self.shared.clone());
+            self.attempts.spawn(async move { (class, Box::pin(attempt::attempt(delivery, served, shared)).await) });
+        } else {
+            self.gate.leave(class);
+        }
+    }
+
+    /// Deliveries that must not be sent any more: expired, or retried beyond the consumer's memory.
+    fn ended_before_its_attempt(&mut self, delivery: Delivery) -> Option<Delivery> {
+        let trouble = &delivery.trouble;
+        let expired = delivery.expired || delivery.effect.expires_at.is_some_and(|at| at <= self.shared.clock.now());
+        if expired && trouble.in_doubt_for.is_none() {
+            let row = attempt::fact_row(&delivery, Fact::Expired, false);
+            self.free(&delivery);
+            self.settle(Settlement { delivery, verdict: Verdict::Fact(row), end: None, durability: Durability::Lazy });
+            return None;
+        }
+        let why = match (expired, outlived_retain(trouble, self.served.consumer.dedup_retain)) {
+            (true, _) => "it expired after an attempt whose effect is unknown",
+            (false, true) => "the consumer may have forgotten the key since the first attempt whose effect is unknown",
+            (false, false) => return Some(delivery),
+        };
+        self.park_in_order(delivery, waiting(Waiting::InDoubt, None, why));
+        None
+    }
+
+    fn came_back(&mut self, class: Class, ended: Ended) {
+        self.gate.leave(class);
+        let (delivery, outcome) = match ended {
+            Ended::With { delivery, outcome } => (delivery, outcome),
+            Ended::NotStarted(delivery) => {
+                // Its shard is lost, or it has ended elsewhere: dropped, and its key is free.
+                self.free(&delivery);
+                return;
+            }
+        };
+        let shard = delivery.lease.shard;
+        let was_parked = WasParked::of(&delivery);
+        let name = &self.served.consumer.name;
+        let key = self.lanes.get(&shard).and_then(|(_, lane)| lane.key(&delivery).map(ToString::to_string));
+        let effect_key = delivery.effect.key.to_string();
+        let (decision, settlement) = attempt::conclude(delivery, &outcome, &self.served, &self.shared.retry);
+        metrics::counter!("fencepost_attempts_total", "consumer" => name.clone(), "token" => decision.attempt.as_str())
+            .increment(1);
+        if outcome.ack_is_malformed() {
+            metrics::counter!("fencepost_malformed_acks_total", "consumer" => name.clone()).increment(1);
+        }
+        let mut behind = Vec::new();
+        match &decision.next {
+            Next::Fact { fact, .. } => {
+                if *fact == Fact::Conflict {
+                    self.raise(alarms::Alarm::Conflict, format!("{name}/{effect_key}"), "same key, other payload");
+                }
+                if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                    lane.ended(key.as_deref(), was_parked);
+                }
+            }
+            Next::Park(parking) => {
+                tracing::info!(consumer = %name, key = %effect_key, attempt = %decision.attempt, next = %parking.state, reason = %parking.reason, "parked");
+                if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                    behind = lane.parked(key.as_deref(), was_parked, parking.state);
+                }
+            }
+        }
+        self.settle(settlement);
+        self.park_behind(behind);
+        if let Some(signal) = decision.signal {
+            self.heed(signal);
+        }
+    }
+
+    fn heed(&mut self, signal: Signal) {
+        let (pool, id) = (self.shared.pool.clone(), self.consumer_id());
+        match signal {
+            Signal::Gone => {
+                self.gate.pause();
+                tokio::spawn(async move {
+                    if let Ok(client) = pool.get().await
+                        && let Err(error) = gates::pause(&client, id, "the consumer answered 410 Gone").await
+                    {
+                        tracing::warn!(error = %report(&error), "a pause could not be written");
+                    }
+                });
+            }
+            Signal::NotBefore(wait) => {
+                self.gate.not_before(Instant::now() + wait);
+                tokio::spawn(async move {
+                    if let Ok(client) = pool.get().await
+                        && let Err(error) = gates::not_before(&client, id, wait).await
+                    {
+                        tracing::warn!(error = %report(&error), "a floor could not be written");
+                    }
+                });
+            }
+        }
+    }
+
+    fn raise(&self, alarm: alarms::Alarm, object: String, detail: &'static str) {
+        let pool = self.shared.pool.clone();
+        tokio::spawn(async move {
+            if let Ok(client) = pool.get().await
+                && let Err(error) = alarms::raise(&client, alarm, &object, detail).await
+            {
+                tracing::error!(error = %report(&error), "an alarm could not be written");
+            }
+        });
+    }
+
+    /// What waits too long leaves its flight for the parking lot.
+    fn sweep(&mut self) {
+        let shut = self.gate.is_shut_for(self.park_after, Instant::now());
+        let overdue: Vec<(Shard, usize)> = self
+            .lanes
+            .iter()
+            .filter_map(|(shard, (_, lane))| {
+                let age = lane.oldest_fresh()?.elapsed();
+                let lagging = age > LAGGING_AFTER && lane.fresh_len() > QUEUE_KEPT;
+                match (shut || age > self.park_after, lagging) {
+                    (true, _) => Some((*shard, 0)),
+                    (false, true) => Some((*shard, QUEUE_KEPT)),
+                    (false, false) => None,
+                }
+            })
+            .collect();
+        for (shard, keep) in overdue {
+            self.shed(shard, keep);
+        }
+    }
+
+    fn shed(&mut self, shard: Shard, keep: usize) {
+        let shed = self.lanes.get_mut(&shard).map(|(_, lane)| lane.shed(keep)).unwrap_or_default();
+        for delivery in shed {
+            self.park(delivery, waiting(Waiting::Backlog, Some(Duration::ZERO), "its consumer lags or is paused"));
+        }
+    }
+
+    fn rooms(&self) -> Vec<Room> {
+        if self.draining || self.gate.is_shut_for(Duration::from_millis(500), Instant::now()) {
+            return Vec::new();
+        }
+        let room = |(shard, (lease, lane)): (&Shard, &(Arc<ShardLease>, Lane))| {
+            let rows = RETRIES_IN_HAND.saturating_sub(lane.retries_len());
+            (rows > 0 && lease.is_alive() && !lease.gives_way()).then_some(Room {
+                shard: *shard,
+                consumer: self.consumer_id(),
+                rows: rows as u32,
+            })
+        };
+        self.lanes.iter().filter_map(room).collect()
+    }
+
+    fn drain(&mut self) {
+        if self.draining {
+            return;
+        }
+        self.draining = true;
+        let waiting_now: Vec<Delivery> = self.lanes.values_mut().flat_map(|(_, lane)| lane.take_all()).collect();
+        self.park_unattempted(waiting_now, "the relay stopped before its attempt");
+    }
+
+    /// Those that are parked already keep their rows.
+    fn park_unattempted(&mut self, deliveries: Vec<Delivery>, why: &str) {
+        for delivery in deliveries.into_iter().filter(|delivery| !delivery.is_parked()) {
+            self.park(delivery, waiting(Waiting::Backlog, Some(Duration::ZERO), why));
+        }
+    }
+
+    fn free(&mut self, delivery: &Delivery) {
+        if let Some((_, lane)) = self.lanes.get_mut(&delivery.lease.shard) {
+            let key = lane.key(delivery).map(ToString::to_string);
+            lane.ended(key.as_deref(), WasParked::of(delivery));
+        }
+    }
+
+    /// Parks a delivery that was on its way, and those behind it.
+    fn park_in_order(&mut self, delivery: Delivery, parking: Parking) {
+        let mut behind = Vec::new();
+        if let Some((_, lane)) = self.lanes.get_mut(&delivery.lease.shard) {
+            let key = lane.key(&delivery).map(ToString::to_string);
+            behind = lane.parked(key.as_deref(), WasParked::of(&delivery), parking.state);
+        }
+        self.park(delivery, parking);
+        self.park_behind(behind);
+    }
+
+    fn park_behind(&mut self, behind: Vec<Delivery>) {
+        for delivery in behind {
+            self.park(delivery, waiting(Waiting::Blocked, None, "an earlier delivery of its key waits"));
+        }
+    }
+
+    fn park(&mut self, delivery: Delivery, parking: Parking) {
+        let row = attempt::park_row(&delivery, self.ordering(), parking);
+        self.settle(Settlement { delivery, verdict: Verdict::Park(row), end: None, durability: Durability::Lazy });
+    }
+
+    fn settle(&self, settlement: Settlement) {
+        self.shared.settler.settle(settlement);
+    }
+}
+
+/// A delivery that waits without having been attempted now.
+pub fn waiting(state: Waiting, due_in: Option<Duration>, reason: &str) -> Parking {
+    Parking {
+        state,
+        due_in,
+        reason: reason.into(),
+        refusals: 0,
+        first_failed: Moment::Keep,
+        first_doubt: Moment::Keep,
+        in_progress: Moment::Keep,
+        retain: None,
+    }
+}

@@ -1,0 +1,234 @@
+//! Keeping shards: renewing leases on a connection of its own, taking over what has expired, and saying what was lost.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::clock::DatabaseClock;
+use super::doorbell::Doorbell;
+use super::health::Health;
+use super::lease::ShardLease;
+use super::outage;
+use super::reader;
+use super::router::Router;
+use super::settler::Settler;
+use crate::edge::error::report;
+use crate::model::key::{Shard, ShardEpoch};
+use crate::model::token::TickToken;
+use crate::store::session::Session;
+use crate::store::shards::Roster;
+use crate::store::{Database, Result, alarms, flights, parking, relays, shards};
+
+/// How often a relay looks for shards while others hold some.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often it looks whether a shard it gives way in is free of deliveries.
+const YIELD_LOOK: Duration = Duration::from_millis(20);
+
+pub struct Keeper {
+    pub database: Database,
+    pub relay: Uuid,
+    pub name: String,
+    pub lease: Duration,
+    pub renew_every: Duration,
+    pub clock: DatabaseClock,
+    pub router: Arc<Router>,
+    pub settler: Settler,
+    pub bell: Arc<Doorbell>,
+    pub health: Arc<Health>,
+    pub reader: mpsc::UnboundedSender<reader::Command>,
+    pub held: HashMap<Shard, Arc<ShardLease>>,
+}
+
+impl Keeper {
+    /// Keeps shards until `stop`; then nothing more is taken, and what is held is renewed until `release`.
+    pub async fn run(mut self, stop: CancellationToken, release: CancellationToken) {
+        while let Some(mut session) = outage::reconnect(&self.database, "shards", &release).await {
+            match self.hold(&mut session, &stop, &release).await {
+                Ok(()) => {
+                    self.give_up(&session).await;
+                    return;
+                }
+                Err(error) if error.is_disconnect() => {
+                    tracing::debug!(error = %report(&error), "leases wait for the database")
+                }
+                Err(error) => {
+                    tracing::error!(error = %report(&error), "keeping shards failed");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }
+
+    async fn hold(
+        &mut self,
+        session: &mut Session,
+        stop: &CancellationToken,
+        release: &CancellationToken,
+    ) -> Result<()> {
+        relays::register(session.client(), self.relay, &self.name).await?;
+        let mut renew_at = Instant::now();
+        loop {
+            if Instant::now() >= renew_at {
+                renew_at = Instant::now() + self.renew_every;
+                self.renew(session).await?;
+            }
+            let mut look_at = renew_at;
+            if !stop.is_cancelled() {
+                let roster = shards::roster(session.client(), self.lease).await?;
+                let share = roster.share_of(self.relay);
+                self.yield_above(share, session).await?;
+                self.take_over(session, &roster, share).await?;
+                if self.held.len() < roster.shards {
+                    look_at = look_at.min(Instant::now() + LOOK_EVERY);
+                }
+            }
+            if self.held.values().any(|lease| lease.gives_way()) {
+                look_at = look_at.min(Instant::now() + YIELD_LOOK);
+            }
+            tokio::select! {
+                () = release.cancelled() => return Ok(()),
+                () = tokio::time::sleep_until(look_at) => {}
+                () = self.bell.shards.notified() => {}
+            }
+        }
+    }
+
+    /// Above its share a relay stops reading, lets what is out come back, and gives the shard up. Never is an unexpired
+    /// lease taken from anybody.
+    async fn yield_above(&mut self, share: usize, session: &Session) -> Result<()> {
+        let staying = self.held.values().filter(|lease| !lease.gives_way()).count();
+        let too_many: Vec<Shard> = self
+            .held
+            .values()
+            .filter(|lease| !lease.gives_way())
+            .map(|lease| lease.shard)
+            .take(staying.saturating_sub(share))
+            .collect();
+        for shard in too_many {
+            self.held[&shard].give_way();
+            let _ = self.reader.send(reader::Command::LetGo(shard));
+            self.router.yield_shard(shard);
+        }
+        let free: Vec<(Shard, ShardEpoch)> = self
+            .held
+            .values()
+            .filter(|lease| lease.gives_way() && lease.is_free())
+            .map(|lease| (lease.shard, lease.epoch))
+            .collect();
+        if free.is_empty() {
+            return Ok(());
+        }
+        for (shard, _) in &free {
+            self.forget(*shard);
+        }
+        shards::release(session.client(), self.relay, &free).await?;
+        tracing::info!(shards = free.len(), "shards handed over");
+        Ok(())
+    }
+
+    async fn renew(&mut self, session: &Session) -> Result<()> {
+        // Taken before the renewal is sent: it can only be earlier than the database's.
+        let until = Instant::now() + self.lease;
+        let held: Vec<(Shard, ShardEpoch)> = self.held.values().map(|lease| (lease.shard, lease.epoch)).collect();
+        let renewed = shards::renew(session.client(), self.relay, &held, self.lease).await?;
+        self.clock.set(renewed.now);
+        for (shard, _) in held {
+            if renewed.kept.contains(&shard) {
+                self.held[&shard].extend(until);
+            } else {
+                self.lose(shard);
+            }
+        }
+        self.health.renewed(self.held.len());
+        let token = if self.held.is_empty() { TickToken::Idle } else { TickToken::Worked };
+        relays::tick(session.client(), self.relay, token).await
+    }
+
+    fn lose(&mut self, shard: Shard) {
+        if let Some(lease) = self.forget(shard) {
+            tracing::warn!(%shard, epoch = lease.epoch.0, "the shard's lease was lost");
+            metrics::counter!("fencepost_shards_lost_total").increment(1);
+        }
+    }
+
+    fn forget(&mut self, shard: Shard) -> Option<Arc<ShardLease>> {
+        let lease = self.held.remove(&shard)?;
+        lease.lose();
+        self.router.lost(shard);
+        let _ = self.reader.send(reader::Command::Lost(shard));
+        Some(lease)
+    }
+
+    async fn take_over(&mut self, session: &mut Session, roster: &Roster, share: usize) -> Result<()> {
+        for shard in &roster.claimable {
+            self.lose(*shard);
+        }
+        let room = share.saturating_sub(self.held.len());
+        let claimable: Vec<Shard> = roster.claimable.iter().copied().take(room).collect();
+        if claimable.is_empty() {
+            return Ok(());
+        }
+        // Outcomes of our own, from before an outage, come before the sweep that would call them lost.
+        self.settler.flush().await;
+        for shard in claimable {
+            let until = Instant::now() + self.lease;
+            let Some(taken) = shards::take(session.client_mut(), shard, self.relay, self.lease).await? else {
+                continue;
+            };
+            let lease = Arc::new(ShardLease::new(shard, taken.epoch, until));
+            self.sweep(session, &lease).await?;
+            let blocked = parking::blocked_keys(session.client(), &[shard]).await?;
+            self.router.acquired(&lease, blocked).await;
+            tracing::info!(%shard, epoch = taken.epoch.0, "shard taken");
+            self.held.insert(shard, Arc::clone(&lease));
+            // Without a reader the relay is stopping.
+            let _ = self.reader.send(reader::Command::Acquired { lease, position: taken.position });
+        }
+        self.health.renewed(self.held.len());
+        Ok(())
+    }
+
+    /// Ends what the predecessor left open: its flights, and its attempts from the parking lot.
+    async fn sweep(&self, session: &Session, lease: &ShardLease) -> Result<()> {
+        let client = session.client();
+        let mut swept = flights::end_interrupted(client, lease.shard, lease.epoch).await?;
+        if swept.dead > 0 {
+            let object = format!("shard {}", lease.shard);
+            alarms::raise(
+                client,
+                alarms::Alarm::Poison,
+                &object,
+                "a delivery was being attempted when three relays died",
+            )
+            .await?;
+        }
+        for seq in flights::left_open(client, lease.shard, lease.epoch).await? {
+            let lost = flights::close_lost(client, lease.shard, seq, lease.epoch).await?;
+            swept.retried += lost.retried;
+            swept.in_doubt += lost.in_doubt;
+            metrics::counter!("fencepost_flights_lost_total").increment(1);
+        }
+        parking::mend(client, lease.shard, lease.epoch).await?;
+        if swept != flights::Swept::default() {
+            tracing::warn!(shard = %lease.shard, retried = swept.retried, in_doubt = swept.in_doubt, dead = swept.dead, "a predecessor's attempts were lost");
+        }
+        Ok(())
+    }
+
+    /// Gives the shards up in order, so that others need not wait for the leases to run out.
+    async fn give_up(&mut self, session: &Session) {
+        let held: Vec<(Shard, ShardEpoch)> = self.held.drain().map(|(shard, lease)| (shard, lease.epoch)).collect();
+        let said = async {
+            shards::release(session.client(), self.relay, &held).await?;
+            relays::stopped(session.client(), self.relay).await
+        };
+        if let Err(error) = said.await {
+            tracing::warn!(error = %report(&error), "the shards could not be given up; their leases will run out");
+        }
+    }
+}

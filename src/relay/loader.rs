@@ -1,0 +1,130 @@
+//! Bringing deliveries back from the parking lot when their turn has come.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_postgres::Pool;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::delivery::{Delivery, Hand, Origin};
+use super::dispatcher::Command;
+use super::doorbell::Doorbell;
+use super::lease::LeaseHold;
+use super::router::Router;
+use crate::edge::error::report;
+use crate::model::key::{ConsumerId, Shard};
+use crate::store::parking::{self, Due};
+use crate::store::settle::DeliveryId;
+use crate::store::{Error, Result};
+
+/// How often the parking lot is looked through while nothing happens there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// And while something does.
+const LOOK_BUSY: Duration = Duration::from_millis(100);
+/// How long it counts as busy after a delivery was parked.
+const BUSY_FOR: Duration = Duration::from_secs(3);
+/// How often what a crash or an operator left is mended, and the blocked keys are counted again.
+const MEND_EVERY: Duration = Duration::from_secs(5);
+
+pub struct Loader {
+    pub pool: Pool,
+    pub router: Arc<Router>,
+    pub bell: Arc<Doorbell>,
+    pub hand: Hand,
+}
+
+impl Loader {
+    pub async fn run(self, stop: CancellationToken) {
+        let mut busy_until = Instant::now();
+        let mut mend_at = Instant::now() + MEND_EVERY;
+        loop {
+            let wait = if Instant::now() < busy_until { LOOK_BUSY } else { LOOK_EVERY };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.bell.parked.notified() => busy_until = Instant::now() + BUSY_FOR,
+                () = tokio::time::sleep(wait) => {}
+            }
+            let looked = async {
+                let brought = self.bring().await?;
+                if Instant::now() >= mend_at {
+                    self.mend().await?;
+                }
+                Ok::<_, Error>(brought)
+            };
+            match looked.await {
+                Ok(0) => {}
+                Ok(_) => busy_until = Instant::now() + BUSY_FOR,
+                // The settler and the reader say when the database is gone.
+                Err(error) if error.is_disconnect() => {
+                    tracing::debug!(error = %report(&error), "the parking lot waits for the database")
+                }
+                Err(error) => tracing::warn!(error = %report(&error), "the parking lot could not be read"),
+            }
+            if Instant::now() >= mend_at {
+                mend_at = Instant::now() + MEND_EVERY;
+            }
+        }
+    }
+
+    async fn bring(&self) -> Result<usize> {
+        let mut rooms = Vec::new();
+        for (_, dispatcher) in self.router.dispatchers() {
+            rooms.extend(dispatcher.rooms().await);
+        }
+        if rooms.is_empty() {
+            return Ok(0);
+        }
+        let in_hand: Vec<_> = self.hand.all().iter().map(|delivery| delivery.effect).collect();
+        let client = self.pool.get().await?;
+        let due = parking::due(&client, &rooms, &in_hand).await?;
+        drop(client);
+        let brought = due.len();
+        self.router.route(due.into_iter().filter_map(|due| self.delivery(due)).collect());
+        Ok(brought)
+    }
+
+    fn delivery(&self, due: Due) -> Option<Delivery> {
+        let lease = self.router.lease(due.effect.shard)?;
+        let guard = self.hand.take(DeliveryId { effect: due.effect.id, consumer: due.consumer })?;
+        Some(Delivery {
+            effect: Arc::new(due.effect),
+            consumer: due.consumer,
+            lease: LeaseHold::of(&lease),
+            trouble: due.trouble,
+            expired: due.expired,
+            origin: Origin::Parked { turn: due.turn, guard },
+            since: Instant::now(),
+        })
+    }
+
+    async fn mend(&self) -> Result<()> {
+        let leases = self.router.leases();
+        if leases.is_empty() {
+            return Ok(());
+        }
+        // Asked before the count is taken: keys that change meanwhile keep theirs.
+        let dispatchers: HashMap<ConsumerId, _> = self.router.dispatchers().into_iter().collect();
+        let mut asked: HashMap<(ConsumerId, Shard), u64> = HashMap::new();
+        for (id, dispatcher) in &dispatchers {
+            asked.extend(dispatcher.changes().await.into_iter().map(|(shard, changes)| ((*id, shard), changes)));
+        }
+        let client = self.pool.get().await?;
+        for lease in &leases {
+            parking::mend(&client, lease.shard, lease.epoch).await?;
+        }
+        let shards: Vec<Shard> = leases.iter().map(|lease| lease.shard).collect();
+        let mut counted: HashMap<(ConsumerId, Shard), HashMap<String, u64>> = HashMap::new();
+        for (shard, consumer, key, count) in parking::blocked_keys(&client, &shards).await? {
+            counted.entry((consumer, shard)).or_default().insert(key, count);
+        }
+        for ((consumer, shard), asked) in asked {
+            if let Some(dispatcher) = dispatchers.get(&consumer) {
+                let counted = counted.remove(&(consumer, shard)).unwrap_or_default();
+                dispatcher.tell(Command::Recount { shard, asked, counted });
+            }
+        }
+        Ok(())
+    }
+}

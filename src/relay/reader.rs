@@ -1,0 +1,336 @@
+//! Reading the log: opens flights over what is new in the shards held, and hands their deliveries out.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::attempt;
+use super::clock::DatabaseClock;
+use super::delivery::{ByteBudget, Delivery, Flight, Origin};
+use super::dispatcher::waiting;
+use super::doorbell::{Armed, Doorbell};
+use super::health::Health;
+use super::lease::{LeaseHold, ShardLease};
+use super::options::Options;
+use super::outage;
+use super::router::Router;
+use super::settler::{Settlement, Settler, Verdict};
+use crate::edge::error::report;
+use crate::failpoint;
+use crate::model::consumer::Ordering;
+use crate::model::key::{EffectId, Shard};
+use crate::model::token::Waiting;
+use crate::store::log::{self, Held, More, OpenedFlight, Opener, PageLimits, Position, Reached, Reading};
+use crate::store::parking::Trouble;
+use crate::store::session::Session;
+use crate::store::settle::{CloseRow, Durability};
+use crate::store::{Database, Result};
+
+/// Ids of a large difference that are read ahead per shard, eight bytes each.
+const MANIFEST_MAX: i64 = 100_000;
+/// While a producer keeps the doorbell from hanging, the relay polls at least this often.
+const POLL_UNARMED: Duration = Duration::from_millis(20);
+/// Flights' worth of deliveries that may be in hand at once.
+const FLIGHTS_IN_HAND: usize = 16;
+
+pub enum Command {
+    Acquired {
+        lease: Arc<ShardLease>,
+        position: Position,
+    },
+    Lost(Shard),
+    /// The shard is to be handed over: nothing more of it is read.
+    LetGo(Shard),
+}
+
+pub struct Reader {
+    pub database: Database,
+    pub relay: Uuid,
+    pub options: Options,
+    pub clock: DatabaseClock,
+    pub router: Arc<Router>,
+    pub settler: Settler,
+    pub bell: Arc<Doorbell>,
+    pub health: Arc<Health>,
+    pub budget: ByteBudget,
+    pub shards: BTreeMap<Shard, ShardReading>,
+    /// Of the last opening whose answer did not come.
+    pub unanswered: Option<Uuid>,
+    pub idle_since: Instant,
+    pub poll: Duration,
+}
+
+/// Where the reading of one shard stands.
+pub struct ShardReading {
+    lease: Arc<ShardLease>,
+    position: Position,
+    /// Ids of a large difference that are still to be opened over.
+    manifest: VecDeque<EffectId>,
+}
+
+impl Reader {
+    /// Reads until `stop`. Ends without closing anything: what is in the air lands by itself.
+    pub async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>, stop: CancellationToken) {
+        while let Some(session) = outage::reconnect(&self.database, "reader", &stop).await {
+            if let Err(error) = self.read(&session, &mut commands, &stop).await {
+                if !error.is_disconnect() {
+                    tracing::error!(error = %report(&error), "reading the log failed");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            } else {
+                return;
+            }
+        }
+    }
+
+    async fn read(
+        &mut self,
+        session: &Session,
+        commands: &mut mpsc::UnboundedReceiver<Command>,
+        stop: &CancellationToken,
+    ) -> Result<()> {
+        self.reposition(session).await?;
+        loop {
+            while let Ok(command) = commands.try_recv() {
+                self.obey(command);
+            }
+            if stop.is_cancelled() {
+                return Ok(());
+            }
+            self.health.turned();
+            if !self.has_room() || self.alive().is_empty() {
+                tokio::select! {
+                    () = stop.cancelled() => return Ok(()),
+                    command = commands.recv() => if let Some(command) = command { self.obey(command) },
+                    () = self.budget.freed() => {}
+                    () = tokio::time::sleep(Duration::from_millis(500)) => {}
+                }
+                continue;
+            }
+            if self.turn(session).await? > 0 {
+                self.found();
+                self.bell.disarm().await;
+                continue;
+            }
+            self.rest(commands, stop).await;
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Acquired { lease, position } => {
+                self.shards.insert(lease.shard, ShardReading { lease, position, manifest: VecDeque::new() });
+                self.found();
+            }
+            Command::Lost(shard) => {
+                self.shards.remove(&shard);
+            }
+            Command::LetGo(shard) => {
+                if let Some(reading) = self.shards.remove(&shard) {
+                    reading.lease.let_go();
+                }
+            }
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.budget.room() > 0 && self.budget.deliveries() < self.options.flight_deliveries as usize * FLIGHTS_IN_HAND
+    }
+
+    fn alive(&self) -> Vec<Held> {
+        self.shards
+            .values()
+            .filter(|reading| reading.lease.is_alive())
+            .map(|reading| Held {
+                shard: reading.lease.shard,
+                epoch: reading.lease.epoch,
+                position: reading.position.clone(),
+            })
+            .collect()
+    }
+
+    /// One reading of all shards. Returns how many flights it opened.
+    async fn turn(&mut self, session: &Session) -> Result<usize> {
+        let opener = Opener { relay: self.relay, nonce: Uuid::now_v7() };
+        let held = self.alive();
+        let bytes = self.options.flight_bytes.min(self.budget.room() / held.len().max(1) as u64).max(1);
+        let limits = PageLimits { deliveries: self.options.flight_deliveries, bytes };
+        self.unanswered = Some(opener.nonce);
+        failpoint::reach("before_flight", &[]).await;
+        let reading = log::open_flights(session, &held, opener, limits).await?;
+        failpoint::reach("flight_opened", &[]).await;
+        let mut opened = self.launch(reading);
+        let partial: Vec<Held> =
+            held.into_iter().filter(|h| matches!(h.position.reached, Reached::Partial { .. })).collect();
+        for held in partial {
+            opened += self.page(session, &held, opener, limits).await?;
+        }
+        self.unanswered = None;
+        Ok(opened)
+    }
+
+    /// The next flight of a difference too large for one.
+    async fn page(&mut self, session: &Session, held: &Held, opener: Opener, limits: PageLimits) -> Result<usize> {
+        let Some(shard) = self.shards.get_mut(&held.shard) else { return Ok(0) };
+        if shard.manifest.is_empty() {
+            shard.manifest = log::manifest(session, held.shard, &held.position.reached, MANIFEST_MAX).await?.into();
+            if shard.manifest.is_empty() {
+                match log::finish_difference(session, held, opener).await? {
+                    Some(position) => shard.position = position,
+                    None => self.lose(held.shard),
+                }
+                return Ok(1);
+            }
+        }
+        let known = shard.manifest.len();
+        let ids: Vec<EffectId> = shard.manifest.iter().take(limits.deliveries as usize).copied().collect();
+        // A full manifest may not be the whole difference.
+        let more = if known > ids.len() || known as i64 == MANIFEST_MAX { More::Beyond } else { More::No };
+        let reading = log::open_page(session, held, opener, limits, &ids, more).await?;
+        if let Some(flight) = reading.opened.first()
+            && let Some(last) = flight.effects.last().map(|read| read.effect.id)
+        {
+            shard.manifest.retain(|id| *id > last);
+        }
+        Ok(self.launch(reading))
+    }
+
+    fn launch(&mut self, reading: Reading) -> usize {
+        if let Some(now) = reading.now {
+            self.clock.set(now);
+        }
+        for shard in reading.lost {
+            self.lose(shard);
+        }
+        let opened = reading.opened.len();
+        for flight in reading.opened {
+            self.launch_one(flight);
+        }
+        opened
+    }
+
+    /// Hands the deliveries of an opened flight out. From here on the flight, not this reader, knows of them.
+    fn launch_one(&mut self, opened: OpenedFlight) {
+        let Some(reading) = self.shards.get_mut(&opened.shard) else { return };
+        let seq = opened.position.seq;
+        reading.position = opened.position;
+        let lease = Arc::clone(&reading.lease);
+        let bytes: usize = opened.effects.iter().map(|read| read.effect.payload.len() + 512).sum();
+        let count: usize = opened.effects.iter().map(|read| read.effect.targets.len()).sum();
+        metrics::counter!("fencepost_flights_total").increment(1);
+        metrics::counter!("fencepost_deliveries_read_total").increment(count as u64);
+        if count == 0 {
+            self.settler.close_empty(CloseRow { shard: lease.shard, seq, epoch: lease.epoch, parks: Vec::new() });
+            return;
+        }
+        let charge = self.budget.charge(bytes as u64, count);
+        let flight = Arc::new(Flight { seq, outstanding: AtomicUsize::new(count), bytes: charge });
+        let now = Instant::now();
+        let (mut due, mut later) = (Vec::with_capacity(count), Vec::new());
+        for read in opened.effects {
+            let effect = Arc::new(read.effect);
+            for consumer in &effect.targets {
+                let delivery = Delivery {
+                    effect: Arc::clone(&effect),
+                    consumer: *consumer,
+                    lease: LeaseHold::of(&lease),
+                    trouble: Trouble::default(),
+                    expired: read.expired,
+                    origin: Origin::Flight(Arc::clone(&flight)),
+                    since: now,
+                };
+                match read.due_in {
+                    Some(wait) => later.push((delivery, wait)),
+                    None => due.push(delivery),
+                }
+            }
+        }
+        for (delivery, wait) in later {
+            self.schedule(delivery, wait);
+        }
+        self.router.route(due);
+    }
+
+    /// A scheduled effect waits in the parking lot and takes its place in its key's order when it is due.
+    fn schedule(&self, delivery: Delivery, wait: Duration) {
+        let row = attempt::park_row(
+            &delivery,
+            Ordering::Key,
+            waiting(Waiting::Scheduled, Some(wait), "deliver_after lies ahead"),
+        );
+        self.settler.settle(Settlement {
+            delivery,
+            verdict: Verdict::Park(row),
+            end: None,
+            durability: Durability::Lazy,
+        });
+    }
+
+    fn lose(&mut self, shard: Shard) {
+        if let Some(reading) = self.shards.remove(&shard) {
+            tracing::warn!(%shard, "another relay has opened a flight of this shard: it is lost");
+            reading.lease.lose();
+            self.router.lost(shard);
+        }
+    }
+
+    /// After a reconnect the position is read from the database, never from memory. A flight of ours whose opening was
+    /// answered to nobody is adopted.
+    async fn reposition(&mut self, session: &Session) -> Result<()> {
+        for shard in self.shards.keys().copied().collect::<Vec<_>>() {
+            let Some(reading) = self.shards.get_mut(&shard) else { continue };
+            reading.manifest.clear();
+            let newest = log::position(session, shard).await?;
+            if newest.seq == reading.position.seq {
+                reading.position = newest;
+                continue;
+            }
+            let held = Held { shard, epoch: reading.lease.epoch, position: reading.position.clone() };
+            let adopted = match self.unanswered {
+                Some(nonce) => log::adopt(session, &held, Opener { relay: self.relay, nonce }).await?,
+                None => None,
+            };
+            match adopted {
+                Some(flight) => {
+                    tracing::info!(%shard, seq = flight.position.seq.0, "a flight whose opening was answered to nobody was adopted");
+                    self.launch_one(flight);
+                }
+                None => self.lose(shard),
+            }
+        }
+        self.unanswered = None;
+        Ok(())
+    }
+
+    fn found(&mut self) {
+        self.idle_since = Instant::now();
+        self.poll = self.options.poll_min;
+    }
+
+    /// Nothing was new: polls again after a while, or sleeps until the doorbell rings.
+    async fn rest(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>, stop: &CancellationToken) {
+        let mut wait = self.poll;
+        if self.idle_since.elapsed() >= self.options.sleep_after {
+            let held: Vec<Shard> = self.shards.keys().copied().collect();
+            match self.bell.arm(&held).await {
+                // What was committed before the bell hung rings for nobody: one more look, then sleep.
+                Armed::JustNow => return,
+                Armed::All => wait = self.options.poll_max,
+                Armed::Partly => wait = wait.min(POLL_UNARMED),
+            }
+        }
+        self.poll = (self.poll * 2).min(self.options.poll_max);
+        tokio::select! {
+            () = stop.cancelled() => {}
+            command = commands.recv() => if let Some(command) = command { self.obey(command) },
+            () = self.bell.rung.notified() => self.found(),
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Writing outcomes down, in groups: whatever came together goes into one commit.
+//!
+//! An outcome is never given up: while the database is away it waits here, in memory that the flights' bytes bound,
+//! and the write is repeated, never the send.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::delivery::{Delivery, Flight, Origin};
+use super::doorbell::Doorbell;
+use super::outage;
+use crate::edge::error::report;
+use crate::failpoint;
+use crate::store::session::Session;
+use crate::store::settle::{
+    self, Batch, CloseRow, DeliveryId, Durability, EndRow, FactRow, ParkRow, Refused, StartRow,
+};
+use crate::store::{Database, alarms};
+
+/// The most outcomes of one commit.
+const BATCH_MAX: usize = 1_000;
+
+/// Where outcomes are handed in.
+#[derive(Clone)]
+pub struct Settler(mpsc::UnboundedSender<Entry>);
+
+/// What became of a delivery.
+pub struct Settlement {
+    pub delivery: Delivery,
+    pub verdict: Verdict,
+    pub end: Option<EndRow>,
+    pub durability: Durability,
+}
+
+pub enum Verdict {
+    Fact(FactRow),
+    Park(ParkRow),
+}
+
+/// Whether an attempt that needed a start row may leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StartAnswer {
+    Started,
+    /// The shard has another owner, or the delivery has ended.
+    Refused,
+}
+
+enum Entry {
+    Settle(Box<Settlement>),
+    Start(StartRow, oneshot::Sender<StartAnswer>),
+    Close(CloseRow),
+    Flush(oneshot::Sender<()>),
+}
+
+impl Settler {
+    /// Starts the writer. It ends when every handle is gone and all is written, or at `abandon`.
+    pub fn start(
+        database: Database,
+        relay: Uuid,
+        bell: Arc<Doorbell>,
+        abandon: CancellationToken,
+    ) -> (Self, tokio::task::JoinHandle<()>) {
+        let (sender, entries) = mpsc::unbounded_channel();
+        let writer = Writer { database, relay, bell, abandon, session: None };
+        (Self(sender), tokio::spawn(writer.run(entries)))
+    }
+
+    pub fn settle(&self, settlement: Settlement) {
+        // Without a writer the process is ending: the open flight says what is not known.
+        let _ = self.0.send(Entry::Settle(Box::new(settlement)));
+    }
+
+    /// Commits the start of an attempt, in a group with others.
+    pub async fn start_attempt(&self, row: StartRow) -> StartAnswer {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.0.send(Entry::Start(row, reply));
+        answer.await.unwrap_or(StartAnswer::Refused)
+    }
+
+    /// Closes a flight that has no deliveries: nobody subscribed to any of its effects.
+    pub fn close_empty(&self, row: CloseRow) {
+        let _ = self.0.send(Entry::Close(row));
+    }
+
+    /// Waits until everything handed in before is written.
+    pub async fn flush(&self) {
+        let (reply, done) = oneshot::channel();
+        let _ = self.0.send(Entry::Flush(reply));
+        let _ = done.await;
+    }
+}
+
+struct Writer {
+    database: Database,
+    relay: Uuid,
+    bell: Arc<Doorbell>,
+    abandon: CancellationToken,
+    session: Option<Session>,
+}
+
+impl Writer {
+    async fn run(mut self, mut entries: mpsc::UnboundedReceiver<Entry>) {
+        let mut group = Vec::with_capacity(BATCH_MAX);
+        while entries.recv_many(&mut group, BATCH_MAX).await > 0 {
+            self.write(std::mem::take(&mut group)).await;
+            group.reserve(BATCH_MAX);
+            if self.abandon.is_cancelled() {
+                return;
+            }
+        }
+    }
+
+    /// Writes one group, however long it takes, then lets go of what it settled.
+    async fn write(&mut self, group: Vec<Entry>) {
+        let batch = batch_of(&group);
+        failpoint::reach("settle", &[]).await;
+        match self.persist(&batch).await {
+            Some(Ok(refused)) => {
+                if !batch.parks.is_empty() {
+                    self.bell.parked.notify_one();
+                }
+                release(group, &refused);
+            }
+            Some(Err(error)) if group.len() > 1 => {
+                // One of them cannot be written: the others must not wait for it.
+                tracing::warn!(error = %report(&error), entries = group.len(), "a group could not be written; writing one by one");
+                for entry in group {
+                    Box::pin(self.write(vec![entry])).await;
+                }
+            }
+            Some(Err(error)) => self.unwritable(group, &error).await,
+            None => {}
+        }
+    }
+
+    /// `None` where the relay was told to end before the database came back.
+    async fn persist(&mut self, batch: &Batch) -> Option<Result<Refused, crate::store::Error>> {
+        loop {
+            let mut session = match self.session.take() {
+                Some(session) => session,
+                None => outage::reconnect(&self.database, "settler", &self.abandon).await?,
+            };
+            let written = if batch.is_empty() {
+                Ok(Refused::default())
+            } else {
+                settle::write(&mut session, batch, self.relay).await
+            };
+            match written {
+                Err(error) if error.is_disconnect() => {
+                    tracing::debug!(error = %report(&error), "outcomes wait for the database");
+                }
+                written => {
+                    self.session = Some(session);
+                    return Some(written);
+                }
+            }
+        }
+    }
+
+    /// The flight stays open, so the delivery is not forgotten: whoever takes the shard over parks it.
+    async fn unwritable(&mut self, group: Vec<Entry>, error: &crate::store::Error) {
+        for entry in &group {
+            if let (Entry::Settle(settlement), Some(session)) = (entry, &self.session) {
+                let object = settlement.delivery.effect.key.to_string();
+                if let Err(error) =
+                    alarms::raise(session.client(), alarms::Alarm::Unwritable, &object, &report(error)).await
+                {
+                    tracing::error!(error = %report(&error), "an alarm could not be written");
+                }
+            }
+        }
+    }
+}
+
+fn batch_of(group: &[Entry]) -> Batch {
+    let mut batch = Batch::default();
+    let mut landing: HashMap<*const Flight, Landing<'_>> = HashMap::new();
+    for entry in group {
+        match entry {
+            Entry::Flush(_) => {}
+            Entry::Close(row) => batch.closes.push(row.clone()),
+            Entry::Start(row, _) => {
+                batch.starts.push(row.clone());
+                batch.durability = Durability::Flushed;
+            }
+            Entry::Settle(settlement) => {
+                let delivery = &settlement.delivery;
+                match &settlement.verdict {
+                    Verdict::Fact(row) => {
+                        batch.facts.push(row.clone());
+                        if delivery.is_parked() || !delivery.lease.is_alive() {
+                            batch.unpark.push(delivery.id());
+                        }
+                    }
+                    Verdict::Park(row) => batch.parks.push(row.clone()),
+                }
+                batch.ends.extend(settlement.end.clone());
+                if settlement.durability == Durability::Flushed {
+                    batch.durability = Durability::Flushed;
+                }
+                if let Origin::Flight(flight) = &delivery.origin {
+                    let landed = landing.entry(Arc::as_ptr(flight)).or_insert_with(|| Landing::of(flight, delivery));
+                    landed.settled += 1;
+                    if matches!(settlement.verdict, Verdict::Park(_)) {
+                        landed.parks.push(delivery.id());
+                    }
+                }
+            }
+        }
+    }
+    batch.closes.extend(landing.into_values().filter_map(Landing::close));
+    batch
+}
+
+/// How much of a flight a batch settles.
+struct Landing<'a> {
+    flight: &'a Flight,
+    delivery: &'a Delivery,
+    settled: usize,
+    parks: Vec<DeliveryId>,
+}
+
+impl<'a> Landing<'a> {
+    fn of(flight: &'a Flight, delivery: &'a Delivery) -> Self {
+        Self { flight, delivery, settled: 0, parks: Vec::new() }
+    }
+
+    /// The flight closes with this batch if nothing else of it is outstanding.
+    fn close(self) -> Option<CloseRow> {
+        let lease = &self.delivery.lease;
+        let last = self.flight.outstanding.load(Ordering::Acquire) == self.settled;
+        last.then(|| CloseRow { shard: lease.shard, seq: self.flight.seq, epoch: lease.epoch, parks: self.parks })
+    }
+}
+
+fn release(group: Vec<Entry>, refused: &Refused) {
+    for entry in group {
+        match entry {
+            Entry::Settle(settlement) => {
+                // One that was refused its parked row is not accounted for: its flight must stay open.
+                let accounted = !refused.parks.contains(&settlement.delivery.id());
+                if let (Origin::Flight(flight), true) = (&settlement.delivery.origin, accounted) {
+                    flight.outstanding.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+            Entry::Close(_) => {}
+            Entry::Start(row, reply) => {
+                let answer =
+                    if refused.starts.contains(&row.delivery) { StartAnswer::Refused } else { StartAnswer::Started };
+                // A lane that is gone asks no more.
+                let _ = reply.send(answer);
+            }
+            Entry::Flush(reply) => {
+                let _ = reply.send(());
+            }
+        }
+    }
+}
