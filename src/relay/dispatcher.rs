@@ -216,8 +216,7 @@ impl State {
     fn start_attempts(&mut self) -> Option<Instant> {
         let mut wake = None;
         for class in [Class::Retry, Class::Fresh] {
-            loop {
-                let Some(shard) = self.lane_with(class) else { break };
+            while let Some(shard) = self.lane_with(class) {
                 let other = if class == Class::Retry { Class::Fresh } else { Class::Retry };
                 let competing = if self.lane_with(other).is_some() { Competing::Yes } else { Competing::No };
                 match self.gate.enter(class, competing, Instant::now()) {
