@@ -50,7 +50,7 @@ enum Command {
     Consumers(consumers::Command),
     /// Edges, what waits, alarms, relays, workers and shards; exit code 1 when something needs a person.
     Status(status::Args),
-    /// The whole story of one task, and why what it meant is not delivered yet.
+    /// The whole story of one task, and why what it meant is not delivered yet; re-opens or cancels it.
     Task(story::TaskArgs),
     /// The whole story of one effect, and why it is not delivered yet.
     Effect(story::EffectArgs),

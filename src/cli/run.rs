@@ -11,7 +11,7 @@ use super::global::Global;
 use super::{Exit, Usage, logging};
 use crate::admin::{self, Admin};
 use crate::config::Config;
-use crate::relay::{self, Health};
+use crate::relay::{self, Health, outage};
 use crate::store::audit::Reason;
 use crate::store::{Database, consumers, schema};
 
@@ -31,7 +31,7 @@ pub async fn run(global: &Global, _args: Args) -> anyhow::Result<Exit> {
     let ended = CancellationToken::new();
     let serving = tokio::spawn(admin::serve(listener, admin, ended.clone()));
     let done = async {
-        apply_consumers(&database, &config).await?;
+        apply_consumers(&database, &config, &stop).await?;
         relay::run(database, config.options, config.egress, health, stop).await?;
         anyhow::Ok(Exit::Done)
     };
@@ -52,15 +52,17 @@ async fn listen(config: &Config) -> anyhow::Result<TcpListener> {
     Ok(listener)
 }
 
-/// The file's consumers, where the file is not older than what the database has seen.
-async fn apply_consumers(database: &Database, config: &Config) -> anyhow::Result<()> {
+/// The file's consumers, where the file is not older than what the database has seen. A database that is away is
+/// waited for.
+async fn apply_consumers(database: &Database, config: &Config, stop: &CancellationToken) -> anyhow::Result<()> {
     if config.consumers.is_empty() {
         return Ok(());
     }
-    let mut client = database.connect().await.context("cannot reach the database")?;
-    schema::check(&client).await?;
+    let Some(mut session) = outage::reconnect(database, "consumers", stop).await else { return Ok(()) };
+    let client = session.client_mut();
+    schema::check(client).await?;
     let reason = "fencepost run at its start".parse::<Reason>()?;
-    match consumers::apply(&mut client, config.revision, &config.consumers, &reason).await? {
+    match consumers::apply(client, config.revision, &config.consumers, &reason).await? {
         consumers::Applied::Older { revision, stored } => {
             tracing::warn!(revision, stored, "the file's consumers are older than the database's and were not applied");
         }

@@ -4,6 +4,7 @@ use anyhow::bail;
 use serde::Serialize;
 
 use super::Exit;
+use super::consent::Consent;
 use super::deliveries::{consumer_id, effect_id};
 use super::global::Global;
 use super::output::{Table, plain, span};
@@ -11,10 +12,33 @@ use crate::model::key::{EffectKey, TaskId};
 use crate::store::inspect::effect::{self, DeliveryStory, EffectStory, Event};
 use crate::store::inspect::task::{self, TaskStory};
 use crate::store::inspect::why::Why;
+use crate::store::tasks::{self, TaskChange};
 
 #[derive(clap::Args, Debug)]
 pub struct TaskArgs {
     task_id: TaskId,
+    /// Run it again under the next epoch; withdraws nothing that committed.
+    #[arg(long, conflicts_with = "cancel")]
+    reopen: bool,
+    /// With --reopen: although a delivery of it still waits.
+    #[arg(long, requires = "reopen")]
+    force: bool,
+    /// End it, if nobody has claimed it yet.
+    #[arg(long)]
+    cancel: bool,
+    #[command(flatten)]
+    consent: Consent,
+}
+
+impl TaskArgs {
+    fn change(&self) -> Option<TaskChange> {
+        match (self.cancel, self.reopen, self.force) {
+            (true, _, _) => Some(TaskChange::Cancel),
+            (_, true, false) => Some(TaskChange::Reopen),
+            (_, true, true) => Some(TaskChange::ReopenAnyway),
+            (false, false, _) => None,
+        }
+    }
 }
 
 #[derive(clap::Args, Debug)]
@@ -43,7 +67,7 @@ struct Waits {
 }
 
 pub async fn task(global: &Global, args: TaskArgs) -> anyhow::Result<Exit> {
-    let client = global.session().await?;
+    let mut client = global.session().await?;
     let Some(story) = task::load(&client, &args.task_id).await? else {
         bail!("there is no task {}", args.task_id);
     };
@@ -54,6 +78,11 @@ pub async fn task(global: &Global, args: TaskArgs) -> anyhow::Result<Exit> {
         told.story.effects.iter().for_each(|effect| text.push_str(&format!("\n{}", about_effect(effect))));
         text
     })?;
+    let Some(change) = args.change() else { return Ok(Exit::Done) };
+    let reason = args.consent.given()?;
+    if !tasks::change(&mut client, &args.task_id, change, &reason).await? {
+        bail!("task {} is {}: only one that waits to be claimed can be cancelled", args.task_id, told.story.status);
+    }
     Ok(Exit::Done)
 }
 

@@ -10,15 +10,18 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::attempt::{self, Ended, Served, Shared};
+use super::breaker::Report;
 use super::delivery::Delivery;
 use super::gate::{Class, Competing, Gate, Shut};
 use super::lane::{Lane, Offer, WasParked};
 use super::lease::ShardLease;
+use super::options::BreakerOptions;
 use super::settle::{Next, Parking, Signal, outlived_retain};
 use super::settler::{Settlement, Verdict};
 use crate::edge::error::report;
 use crate::model::consumer::Ordering;
-use crate::model::key::{ConsumerId, Shard};
+use crate::model::key::{ConsumerId, Shard, ShardEpoch};
+use crate::model::outcome::{AckReading, End, Outcome};
 use crate::model::token::{Fact, Waiting};
 use crate::store::parking::Room;
 use crate::store::settle::{Durability, Moment};
@@ -40,6 +43,7 @@ pub enum Command {
     },
     Lost {
         shard: Shard,
+        epoch: ShardEpoch,
     },
     /// The shard is to be handed over: what waits is parked, what is out is waited for.
     Yield {
@@ -71,9 +75,14 @@ pub enum Command {
 pub struct Dispatcher(mpsc::UnboundedSender<Command>);
 
 impl Dispatcher {
-    pub fn start(served: Arc<Served>, shared: Shared, park_after: Duration) -> (Self, tokio::task::JoinHandle<()>) {
+    pub fn start(
+        served: Arc<Served>,
+        shared: Shared,
+        park_after: Duration,
+        breaker: BreakerOptions,
+    ) -> (Self, tokio::task::JoinHandle<()>) {
         let (sender, commands) = mpsc::unbounded_channel();
-        let gate = Gate::new(served.consumer.concurrency, served.consumer.rate, Instant::now());
+        let gate = Gate::new(served.consumer.concurrency, served.consumer.rate, breaker, Instant::now());
         let state = State {
             served,
             shared,
@@ -155,9 +164,11 @@ impl State {
                 let lane = Lane::new(self.ordering(), blocked);
                 self.lanes.insert(lease.shard, (lease, lane));
             }
-            Command::Lost { shard } => {
+            Command::Lost { shard, epoch } => {
                 // What waited was never sent: the flight or the parked row is the new owner's now.
-                self.lanes.remove(&shard);
+                if self.lanes.get(&shard).is_some_and(|(lease, _)| lease.epoch == epoch) {
+                    self.lanes.remove(&shard);
+                }
             }
             Command::Yield { shard } => {
                 let waiting_now = self.lanes.get_mut(&shard).map(|(_, lane)| lane.take_all()).unwrap_or_default();
@@ -191,11 +202,15 @@ impl State {
         }
     }
 
+    /// The lane a delivery belongs to; `None` where its shard was lost since, be it ours again.
+    fn lane_of(&mut self, shard: Shard, epoch: ShardEpoch) -> Option<&mut Lane> {
+        self.lanes.get_mut(&shard).filter(|(lease, _)| lease.epoch == epoch).map(|(_, lane)| lane)
+    }
+
     fn offer(&mut self, delivery: Delivery) {
-        let shard = delivery.lease.shard;
+        let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
         let shut = self.gate.is_shut_for(self.park_after, Instant::now());
-        let Some((_, lane)) = self.lanes.get_mut(&shard).filter(|(lease, _)| lease.epoch == delivery.lease.epoch)
-        else {
+        let Some(lane) = self.lane_of(shard, epoch) else {
             // Its shard was lost on the way here, and the delivery with it.
             return;
         };
@@ -221,7 +236,7 @@ impl State {
                 let competing = if self.lane_with(other).is_some() { Competing::Yes } else { Competing::No };
                 match self.gate.enter(class, competing, Instant::now()) {
                     Ok(()) => self.start_one(shard, class),
-                    Err(Shut::NotBefore(moment) | Shut::Rate(moment)) => {
+                    Err(Shut::NotBefore(moment) | Shut::Rate(moment) | Shut::Broken(moment)) => {
                         wake = Some(moment);
                         break;
                     }
@@ -254,6 +269,7 @@ impl State {
         });
         let Some(delivery) = taken else {
             self.gate.leave(class);
+            self.gate.withdrawn(Instant::now());
             return;
         };
         if let Some(delivery) = self.ended_before_its_attempt(delivery) {
@@ -261,6 +277,7 @@ impl State {
             self.attempts.spawn(async move { (class, Box::pin(attempt::attempt(delivery, served, shared)).await) });
         } else {
             self.gate.leave(class);
+            self.gate.withdrawn(Instant::now());
         }
     }
 
@@ -290,13 +307,15 @@ impl State {
             Ended::NotStarted(delivery) => {
                 // Its shard is lost, or it has ended elsewhere: dropped, and its key is free.
                 self.free(&delivery);
+                self.gate.withdrawn(Instant::now());
                 return;
             }
         };
-        let shard = delivery.lease.shard;
+        self.report(&outcome);
+        let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
         let was_parked = WasParked::of(&delivery);
-        let name = &self.served.consumer.name;
-        let key = self.lanes.get(&shard).and_then(|(_, lane)| lane.key(&delivery).map(ToString::to_string));
+        let name = self.served.consumer.name.clone();
+        let key = self.lane_of(shard, epoch).and_then(|lane| lane.key(&delivery).map(ToString::to_string));
         let effect_key = delivery.effect.key.to_string();
         let (decision, settlement) = attempt::conclude(delivery, &outcome, &self.served, &self.shared.retry);
         metrics::counter!("fencepost_attempts_total", "consumer" => name.clone(), "token" => decision.attempt.as_str())
@@ -310,13 +329,13 @@ impl State {
                 if *fact == Fact::Conflict {
                     self.raise(alarms::Alarm::Conflict, format!("{name}/{effect_key}"), "same key, other payload");
                 }
-                if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                if let Some(lane) = self.lane_of(shard, epoch) {
                     lane.ended(key.as_deref(), was_parked);
                 }
             }
             Next::Park(parking) => {
                 tracing::info!(consumer = %name, key = %effect_key, attempt = %decision.attempt, next = %parking.state, reason = %parking.reason, "parked");
-                if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                if let Some(lane) = self.lane_of(shard, epoch) {
                     behind = lane.parked(key.as_deref(), was_parked, parking.state);
                 }
             }
@@ -325,6 +344,28 @@ impl State {
         self.park_behind(behind);
         if let Some(signal) = decision.signal {
             self.heed(signal);
+        }
+    }
+
+    /// What the attempt says about the consumer as a whole.
+    fn report(&mut self, outcome: &Outcome) {
+        let was_broken = self.gate.is_broken();
+        let report = match &outcome.end {
+            End::NotDelivered | End::Ambiguous => Report::Failing,
+            End::Answered { status: 500.., ack: AckReading::Silent | AckReading::Malformed { .. } } => Report::Failing,
+            End::Answered { .. } | End::Confirmed | End::Unroutable | End::Refused => Report::Healthy,
+            // Not tried: the edge opens again by itself.
+            End::Shut => return self.gate.withdrawn(Instant::now()),
+        };
+        self.gate.report(report, Instant::now());
+        let name = &self.served.consumer.name;
+        match (was_broken, self.gate.is_broken()) {
+            (false, true) => {
+                tracing::warn!(consumer = %name, "the consumer does not answer: its breaker opens");
+                metrics::counter!("fencepost_breaker_opened_total", "consumer" => name.clone()).increment(1);
+            }
+            (true, false) => tracing::info!(consumer = %name, "the consumer answers again: its breaker closes"),
+            _ => {}
         }
     }
 
@@ -425,7 +466,7 @@ impl State {
     }
 
     fn free(&mut self, delivery: &Delivery) {
-        if let Some((_, lane)) = self.lanes.get_mut(&delivery.lease.shard) {
+        if let Some(lane) = self.lane_of(delivery.lease.shard, delivery.lease.epoch) {
             let key = lane.key(delivery).map(ToString::to_string);
             lane.ended(key.as_deref(), WasParked::of(delivery));
         }
@@ -434,7 +475,7 @@ impl State {
     /// Parks a delivery that was on its way, and those behind it.
     fn park_in_order(&mut self, delivery: Delivery, parking: Parking) {
         let mut behind = Vec::new();
-        if let Some((_, lane)) = self.lanes.get_mut(&delivery.lease.shard) {
+        if let Some(lane) = self.lane_of(delivery.lease.shard, delivery.lease.epoch) {
             let key = lane.key(&delivery).map(ToString::to_string);
             behind = lane.parked(key.as_deref(), WasParked::of(&delivery), parking.state);
         }

@@ -22,7 +22,7 @@ use crate::model::key::{Shard, ShardEpoch};
 use crate::model::token::TickToken;
 use crate::store::session::Session;
 use crate::store::shards::Roster;
-use crate::store::{Database, Result, alarms, flights, parking, relays, shards};
+use crate::store::{self, Database, Result, alarms, flights, parking, relays, shards};
 
 /// How often a relay looks for shards while others hold some.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -77,6 +77,7 @@ impl Keeper {
                 renew_at = Instant::now() + self.renew_every;
                 self.renew(session).await?;
             }
+            self.release_lost(session).await?;
             let mut look_at = renew_at;
             if !stop.is_cancelled() {
                 let roster = shards::roster(session.client(), self.lease).await?;
@@ -149,6 +150,21 @@ impl Keeper {
         relays::tick(session.client(), self.relay, token).await
     }
 
+    /// The reader may have found a shard lost that the database still calls ours: nobody would work on it for as long as
+    /// we renew it.
+    async fn release_lost(&mut self, session: &Session) -> Result<()> {
+        let lost: Vec<(Shard, ShardEpoch)> =
+            self.held.values().filter(|lease| lease.is_lost()).map(|lease| (lease.shard, lease.epoch)).collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        shards::release(session.client(), self.relay, &lost).await?;
+        for (shard, _) in lost {
+            self.lose(shard);
+        }
+        Ok(())
+    }
+
     fn lose(&mut self, shard: Shard) {
         if let Some(lease) = self.forget(shard) {
             tracing::warn!(%shard, epoch = lease.epoch.0, "the shard's lease was lost");
@@ -159,7 +175,7 @@ impl Keeper {
     fn forget(&mut self, shard: Shard) -> Option<Arc<ShardLease>> {
         let lease = self.held.remove(&shard)?;
         lease.lose();
-        self.router.lost(shard);
+        self.router.lost(shard, lease.epoch);
         let _ = self.reader.send(reader::Command::Lost(shard));
         Some(lease)
     }
@@ -177,10 +193,18 @@ impl Keeper {
         self.settler.flush().await;
         for shard in claimable {
             let until = Instant::now() + self.lease;
-            let Some(taken) = shards::take(session.client_mut(), shard, self.relay, self.lease).await? else {
-                continue;
+            let taken = match shards::take(session.client_mut(), shard, self.relay, self.lease).await {
+                Ok(Some(taken)) => taken,
+                Ok(None) => continue,
+                // The other shards do not wait for this one.
+                Err(error @ store::Error::Corrupt(_)) => {
+                    tracing::error!(%shard, error = %report(&error), "a shard cannot be taken");
+                    continue;
+                }
+                Err(error) => return Err(error),
             };
             let lease = Arc::new(ShardLease::new(shard, taken.epoch, until));
+            lease.reached(taken.position.seq);
             self.sweep(session, &lease).await?;
             let blocked = parking::blocked_keys(session.client(), &[shard]).await?;
             self.router.acquired(&lease, blocked).await;
@@ -213,7 +237,7 @@ impl Keeper {
             swept.in_doubt += lost.in_doubt;
             metrics::counter!("fencepost_flights_lost_total").increment(1);
         }
-        parking::mend(client, lease.shard, lease.epoch).await?;
+        parking::mend(client, &[(lease.shard, lease.epoch)]).await?;
         if swept != flights::Swept::default() {
             tracing::warn!(shard = %lease.shard, retried = swept.retried, in_doubt = swept.in_doubt, dead = swept.dead, "a predecessor's attempts were lost");
         }

@@ -12,13 +12,14 @@ use super::attempt::{Served, Shared};
 use super::delivery::Delivery;
 use super::dispatcher::{Command, Dispatcher, waiting};
 use super::lease::ShardLease;
+use super::options::BreakerOptions;
 use super::settler::{Settlement, Verdict};
 use super::{attempt, outage};
 use crate::edge::Edge;
 use crate::edge::egress::EgressPolicy;
 use crate::edge::error::report;
 use crate::model::consumer::{ConsumerEntry, Ordering};
-use crate::model::key::{ConsumerId, Shard};
+use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::token::Waiting;
 use crate::store::gates::ConsumerState;
 use crate::store::settle::Durability;
@@ -31,6 +32,7 @@ pub struct Router {
     shared: Shared,
     egress: EgressPolicy,
     park_after: Duration,
+    breaker: BreakerOptions,
     table: Mutex<Table>,
     /// Held while a shard or a consumer joins, so that each new lane meets every shard and each shard every lane.
     roster: tokio::sync::Mutex<()>,
@@ -52,11 +54,12 @@ struct Entry {
 }
 
 impl Router {
-    pub fn new(shared: Shared, egress: EgressPolicy, park_after: Duration) -> Self {
+    pub fn new(shared: Shared, egress: EgressPolicy, park_after: Duration, breaker: BreakerOptions) -> Self {
         Self {
             shared,
             egress,
             park_after,
+            breaker,
             table: Mutex::default(),
             roster: tokio::sync::Mutex::default(),
             changed: Notify::new(),
@@ -115,12 +118,15 @@ impl Router {
         }
     }
 
-    pub fn lost(&self, shard: Shard) {
+    /// A shard is no longer ours under this epoch. One that was taken again meanwhile is not touched.
+    pub fn lost(&self, shard: Shard, epoch: ShardEpoch) {
         let mut table = self.table();
-        table.leases.remove(&shard);
+        if table.leases.get(&shard).is_some_and(|lease| lease.epoch == epoch) {
+            table.leases.remove(&shard);
+        }
         for entry in table.dispatchers.values() {
             if let Some(dispatcher) = &entry.dispatcher {
-                dispatcher.tell(Command::Lost { shard });
+                dispatcher.tell(Command::Lost { shard, epoch });
             }
         }
     }
@@ -201,7 +207,8 @@ impl Router {
         let leases: Vec<_> = self.table().leases.values().cloned().collect();
         let shards: Vec<Shard> = leases.iter().map(|lease| lease.shard).collect();
         let blocked = parking::blocked_keys(client, &shards).await?;
-        let (dispatcher, task) = Dispatcher::start(Arc::new(served), self.shared.clone(), self.park_after);
+        let (dispatcher, task) =
+            Dispatcher::start(Arc::new(served), self.shared.clone(), self.park_after, self.breaker.clone());
         for lease in leases {
             let mine = blocked.iter().filter(|(shard, consumer, ..)| *shard == lease.shard && *consumer == state.id);
             let blocked = mine.map(|(_, _, key, count)| (key.clone(), *count)).collect();

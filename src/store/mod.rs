@@ -13,10 +13,12 @@ pub mod inspect;
 pub mod interventions;
 pub mod log;
 pub mod parking;
+pub mod reconcile;
 pub mod relays;
 pub mod schema;
 pub mod session;
 pub mod settle;
 pub mod shards;
+pub mod tasks;
 
 pub use database::{Database, Error, Result};

@@ -9,3 +9,4 @@ mod embedded;
 mod http;
 mod inbox;
 mod producer;
+mod sql;

@@ -3,6 +3,7 @@
 mod change;
 mod consumers;
 mod deliveries;
+mod live;
 mod run;
 mod setup;
 mod status;

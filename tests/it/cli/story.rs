@@ -139,3 +139,33 @@ async fn an_effect_tells_what_ended_it_and_who_intervened() {
     assert_eq!(fencepost(&db, NOTHING, &["effect", "t1:2"]).await.0, 1);
     assert_eq!(fencepost(&db, NOTHING, &["effect", "t1"]).await.0, 2);
 }
+
+#[tokio::test]
+async fn a_task_is_cancelled_or_reopened_with_a_reason() {
+    let db = with_consumers(&["a"]).await;
+    let client = db.client().await;
+    let yes = ["--yes", "--reason", "wrong input"];
+    let task = async |id: &str, args: &[&str]| {
+        let args: Vec<&str> = ["task", id].iter().chain(args).chain(&yes).copied().collect();
+        fencepost(&db, NOTHING, &args).await
+    };
+    client.batch_execute("select fencepost.submit_task('mail', '{}', 't1')").await.unwrap();
+    let (code, out, _) = fencepost(&db, NOTHING, &["task", "t1", "--cancel"]).await;
+    assert!(code == 2 && out.contains("waits for a worker"), "shown, not done: {out}");
+    assert_eq!(task("t1", &["--cancel"]).await.0, 0);
+    let (code, _, err) = task("t1", &["--cancel"]).await;
+    assert!(code == 1 && err.contains("t1 is failed"), "{err}");
+
+    client.batch_execute("select fencepost.emit('[{\"consumer\": \"a\", \"payload\": 1}]', 't2')").await.unwrap();
+    let (code, _, err) = task("t2", &["--reopen"]).await;
+    assert!(code == 1 && err.contains("still waits"), "{err}");
+    assert_eq!(task("t2", &["--reopen", "--force"]).await.0, 0);
+    let told = json(&db, NOTHING, 0, &["task", "t2"]).await;
+    assert_eq!(told["status"], "ready");
+    assert!(told["events"].to_string().contains("reopen_task"), "{told}");
+    assert_eq!(told["effects"][0]["key"], "t2:1", "what committed stays");
+    assert_eq!(task("t2", &["--force"]).await.0, 2);
+    let sql = "select string_agg(action || ' ' || reason, '; ' order by id) from fencepost.audit_log where object in ('t1', 't2')";
+    let audit: String = client.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(audit, "task cancel wrong input; reopen_task wrong input");
+}
