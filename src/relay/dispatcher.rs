@@ -19,7 +19,7 @@ use super::settler::{Settlement, Verdict};
 use super::words::Words;
 use crate::edge::error::report;
 use crate::model::consumer::Ordering;
-use crate::model::key::{ConsumerId, Shard};
+use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::token::{Fact, Waiting};
 use crate::store::alarms;
 use crate::store::parking::Room;
@@ -40,6 +40,11 @@ pub enum Command {
         blocked: Vec<(String, u64)>,
     },
     Lost {
+        shard: Shard,
+        epoch: ShardEpoch,
+    },
+    /// The shard is to be handed over: what waits is parked, what is out is waited for.
+    Yield {
         shard: Shard,
     },
     Offer(Vec<Delivery>),
@@ -155,9 +160,15 @@ impl State {
                 let lane = Lane::new(self.ordering(), blocked);
                 self.lanes.insert(lease.shard, (lease, lane));
             }
-            Command::Lost { shard } => {
+            Command::Lost { shard, epoch } => {
                 // What waited was never sent: the flight or the parked row is the new owner's now.
-                self.lanes.remove(&shard);
+                if self.lanes.get(&shard).is_some_and(|(lease, _)| lease.epoch == epoch) {
+                    self.lanes.remove(&shard);
+                }
+            }
+            Command::Yield { shard } => {
+                let waiting_now = self.lanes.get_mut(&shard).map(|(_, lane)| lane.take_all()).unwrap_or_default();
+                self.park_unattempted(waiting_now, "its shard went to another relay before its attempt");
             }
             Command::Offer(deliveries) => deliveries.into_iter().for_each(|delivery| self.offer(delivery)),
             Command::State { asked, paused, shut_for } => {
@@ -193,11 +204,15 @@ impl State {
         }
     }
 
+    /// The lane a delivery belongs to; `None` where its shard was lost since, be it ours again.
+    fn lane_of(&mut self, shard: Shard, epoch: ShardEpoch) -> Option<&mut Lane> {
+        self.lanes.get_mut(&shard).filter(|(lease, _)| lease.epoch == epoch).map(|(_, lane)| lane)
+    }
+
     fn offer(&mut self, delivery: Delivery) {
-        let shard = delivery.lease.shard;
+        let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
         let shut = self.gate.is_shut_for(self.park_after, Instant::now());
-        let Some((_, lane)) = self.lanes.get_mut(&shard).filter(|(lease, _)| lease.epoch == delivery.lease.epoch)
-        else {
+        let Some(lane) = self.lane_of(shard, epoch) else {
             // Its shard was lost on the way here, and the delivery with it.
             return;
         };
@@ -218,8 +233,7 @@ impl State {
     fn start_attempts(&mut self) -> Option<Instant> {
         let mut wake = None;
         for class in [Class::Retry, Class::Fresh] {
-            loop {
-                let Some(shard) = self.lane_with(class) else { break };
+            while let Some(shard) = self.lane_with(class) {
                 let other = if class == Class::Retry { Class::Fresh } else { Class::Retry };
                 let competing = if self.lane_with(other).is_some() { Competing::Yes } else { Competing::No };
                 match self.gate.enter(class, competing, Instant::now()) {
@@ -296,10 +310,10 @@ impl State {
                 return;
             }
         };
-        let shard = delivery.lease.shard;
+        let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
         let was_parked = WasParked::of(&delivery);
-        let name = &self.served.consumer.name;
-        let key = self.lanes.get(&shard).and_then(|(_, lane)| lane.key(&delivery).map(ToString::to_string));
+        let name = self.served.consumer.name.clone();
+        let key = self.lane_of(shard, epoch).and_then(|lane| lane.key(&delivery).map(ToString::to_string));
         let effect_key = delivery.effect.key.to_string();
         let (decision, settlement) = attempt::conclude(delivery, &outcome, &self.served, &self.shared.retry);
         metrics::counter!("fencepost_attempts_total", "consumer" => name.clone(), "token" => decision.attempt.as_str())
@@ -313,13 +327,13 @@ impl State {
                 if *fact == Fact::Conflict {
                     self.raise(alarms::Alarm::Conflict, format!("{name}/{effect_key}"), "same key, other payload");
                 }
-                if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                if let Some(lane) = self.lane_of(shard, epoch) {
                     lane.ended(key.as_deref(), was_parked);
                 }
             }
             Next::Park(parking) => {
                 tracing::info!(consumer = %name, key = %effect_key, attempt = %decision.attempt, next = %parking.state, reason = %parking.reason, "parked");
-                if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                if let Some(lane) = self.lane_of(shard, epoch) {
                     behind = lane.parked(key.as_deref(), was_parked, parking.state);
                 }
             }
@@ -384,7 +398,7 @@ impl State {
         }
         let room = |(shard, (lease, lane)): (&Shard, &(Arc<ShardLease>, Lane))| {
             let rows = RETRIES_IN_HAND.saturating_sub(lane.retries_len());
-            (rows > 0 && lease.is_alive()).then_some(Room {
+            (rows > 0 && lease.is_alive() && !lease.gives_way()).then_some(Room {
                 shard: *shard,
                 consumer: self.consumer_id(),
                 rows: rows as u32,
@@ -399,16 +413,18 @@ impl State {
         }
         self.draining = true;
         let waiting_now: Vec<Delivery> = self.lanes.values_mut().flat_map(|(_, lane)| lane.take_all()).collect();
-        for delivery in waiting_now.into_iter().filter(|delivery| !delivery.is_parked()) {
-            self.park(
-                delivery,
-                waiting(Waiting::Backlog, Some(Duration::ZERO), "the relay stopped before its attempt"),
-            );
+        self.park_unattempted(waiting_now, "the relay stopped before its attempt");
+    }
+
+    /// Those that are parked already keep their rows.
+    fn park_unattempted(&mut self, deliveries: Vec<Delivery>, why: &str) {
+        for delivery in deliveries.into_iter().filter(|delivery| !delivery.is_parked()) {
+            self.park(delivery, waiting(Waiting::Backlog, Some(Duration::ZERO), why));
         }
     }
 
     fn free(&mut self, delivery: &Delivery) {
-        if let Some((_, lane)) = self.lanes.get_mut(&delivery.lease.shard) {
+        if let Some(lane) = self.lane_of(delivery.lease.shard, delivery.lease.epoch) {
             let key = lane.key(delivery).map(ToString::to_string);
             lane.ended(key.as_deref(), WasParked::of(delivery));
         }
@@ -417,7 +433,7 @@ impl State {
     /// Parks a delivery that was on its way, and those behind it.
     fn park_in_order(&mut self, delivery: Delivery, parking: Parking) {
         let mut behind = Vec::new();
-        if let Some((_, lane)) = self.lanes.get_mut(&delivery.lease.shard) {
+        if let Some(lane) = self.lane_of(delivery.lease.shard, delivery.lease.epoch) {
             let key = lane.key(&delivery).map(ToString::to_string);
             behind = lane.parked(key.as_deref(), WasParked::of(&delivery), parking.state);
         }

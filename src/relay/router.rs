@@ -19,7 +19,7 @@ use crate::edge::Edge;
 use crate::edge::egress::EgressPolicy;
 use crate::edge::error::report;
 use crate::model::consumer::{ConsumerEntry, Ordering};
-use crate::model::key::{ConsumerId, Shard};
+use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::token::Waiting;
 use crate::store::gates::ConsumerState;
 use crate::store::settle::Durability;
@@ -116,12 +116,15 @@ impl Router {
         }
     }
 
-    pub fn lost(&self, shard: Shard) {
+    /// A shard is no longer ours under this epoch. One that was taken again meanwhile is not touched.
+    pub fn lost(&self, shard: Shard, epoch: ShardEpoch) {
         let mut table = self.table();
-        table.leases.remove(&shard);
+        if table.leases.get(&shard).is_some_and(|lease| lease.epoch == epoch) {
+            table.leases.remove(&shard);
+        }
         for entry in table.dispatchers.values() {
             if let Some(dispatcher) = &entry.dispatcher {
-                dispatcher.tell(Command::Lost { shard });
+                dispatcher.tell(Command::Lost { shard, epoch });
             }
         }
     }
@@ -132,6 +135,15 @@ impl Router {
 
     pub fn leases(&self) -> Vec<Arc<ShardLease>> {
         self.table().leases.values().cloned().collect()
+    }
+
+    /// The shard is to be handed over.
+    pub fn yield_shard(&self, shard: Shard) {
+        for entry in self.table().dispatchers.values() {
+            if let Some(dispatcher) = &entry.dispatcher {
+                dispatcher.tell(Command::Yield { shard });
+            }
+        }
     }
 
     /// Reads the consumers once and makes the dispatchers agree.

@@ -98,6 +98,7 @@ pub async fn run(
         router: Arc::clone(&router),
         bell: Arc::clone(&bell),
         hand: Hand::default(),
+        settler: settler.clone(),
     };
 
     let keeping = tokio::spawn(keeper.run(stop.clone(), release.clone()));
