@@ -18,14 +18,15 @@ use super::lease::ShardLease;
 use super::options::BreakerOptions;
 use super::settle::{Next, Parking, Signal, outlived_retain};
 use super::settler::{Settlement, Verdict};
+use super::words::Words;
 use crate::edge::error::report;
 use crate::model::consumer::Ordering;
 use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::outcome::{AckReading, End, Outcome};
 use crate::model::token::{Fact, Waiting};
+use crate::store::alarms;
 use crate::store::parking::Room;
 use crate::store::settle::{Durability, Moment};
-use crate::store::{alarms, gates};
 
 /// Deliveries from the parking lot that one lane takes in hand at once.
 const RETRIES_IN_HAND: usize = 256;
@@ -50,8 +51,9 @@ pub enum Command {
         shard: Shard,
     },
     Offer(Vec<Delivery>),
-    /// The state all relays share, as just read.
+    /// The state all relays share, by a reading that began at `asked`.
     State {
+        asked: Instant,
         paused: bool,
         shut_for: Option<Duration>,
     },
@@ -88,6 +90,7 @@ impl Dispatcher {
             shared,
             park_after,
             gate,
+            words: Words::default(),
             lanes: HashMap::new(),
             attempts: JoinSet::new(),
             draining: false,
@@ -118,6 +121,7 @@ struct State {
     shared: Shared,
     park_after: Duration,
     gate: Gate,
+    words: Words,
     lanes: HashMap<Shard, (Arc<ShardLease>, Lane)>,
     attempts: JoinSet<(Class, Ended)>,
     draining: bool,
@@ -175,13 +179,19 @@ impl State {
                 self.park_unattempted(waiting_now, "its shard went to another relay before its attempt");
             }
             Command::Offer(deliveries) => deliveries.into_iter().for_each(|delivery| self.offer(delivery)),
-            Command::State { paused, shut_for } => {
-                if paused {
-                    self.gate.pause()
-                } else {
-                    self.gate.resume()
+            Command::State { asked, paused, shut_for } => {
+                let floor = shut_for.map(|wait| Instant::now() + wait);
+                let current = self.words.known_to(asked);
+                match paused {
+                    true => self.gate.pause(),
+                    false if current => self.gate.resume(),
+                    false => {}
                 }
-                self.gate.set_not_before(shut_for.map(|wait| Instant::now() + wait));
+                match floor {
+                    floor if current => self.gate.set_not_before(floor),
+                    Some(floor) => self.gate.not_before(floor),
+                    None => {}
+                }
             }
             Command::Serve(served) => {
                 self.gate.set_limits(served.consumer.concurrency, served.consumer.rate, Instant::now());
@@ -370,29 +380,11 @@ impl State {
     }
 
     fn heed(&mut self, signal: Signal) {
-        let (pool, id) = (self.shared.pool.clone(), self.consumer_id());
         match signal {
-            Signal::Gone => {
-                self.gate.pause();
-                tokio::spawn(async move {
-                    if let Ok(client) = pool.get().await
-                        && let Err(error) = gates::pause(&client, id, "the consumer answered 410 Gone").await
-                    {
-                        tracing::warn!(error = %report(&error), "a pause could not be written");
-                    }
-                });
-            }
-            Signal::NotBefore(wait) => {
-                self.gate.not_before(Instant::now() + wait);
-                tokio::spawn(async move {
-                    if let Ok(client) = pool.get().await
-                        && let Err(error) = gates::not_before(&client, id, wait).await
-                    {
-                        tracing::warn!(error = %report(&error), "a floor could not be written");
-                    }
-                });
-            }
+            Signal::Gone => self.gate.pause(),
+            Signal::NotBefore(wait) => self.gate.not_before(Instant::now() + wait),
         }
+        self.words.pass_on(self.shared.pool.clone(), self.consumer_id(), signal);
     }
 
     fn raise(&self, alarm: alarms::Alarm, object: String, detail: &'static str) {

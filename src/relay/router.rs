@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::attempt::{Served, Shared};
@@ -150,15 +151,16 @@ impl Router {
 
     /// Reads the consumers once and makes the dispatchers agree.
     pub async fn refresh(&self, client: &tokio_postgres::Client) -> store::Result<()> {
+        let asked = Instant::now();
         for state in gates::states(client).await? {
-            let shared_state = Command::State { paused: state.paused, shut_for: state.shut_for };
+            let shared_state = Command::State { asked, paused: state.paused, shut_for: state.shut_for };
             let known =
                 self.table().dispatchers.get(&state.id).map(|e| (e.known.spec == state.spec, e.dispatcher.clone()));
             match known {
                 Some((true, Some(dispatcher))) => dispatcher.tell(shared_state),
                 // A secret may have been put right meanwhile: it is tried again.
-                Some((_, dispatcher)) => self.serve(client, state, dispatcher).await?,
-                None => self.serve(client, state, None).await?,
+                Some((_, dispatcher)) => self.serve(client, state, dispatcher, asked).await?,
+                None => self.serve(client, state, None, asked).await?,
             }
         }
         Ok(())
@@ -170,9 +172,10 @@ impl Router {
         client: &tokio_postgres::Client,
         state: ConsumerState,
         running: Option<Dispatcher>,
+        asked: Instant,
     ) -> store::Result<()> {
         let _joining = self.roster.lock().await;
-        let command = Command::State { paused: state.paused, shut_for: state.shut_for };
+        let command = Command::State { asked, paused: state.paused, shut_for: state.shut_for };
         let served = match self.build(&state) {
             Ok(served) => served,
             Err(why) => {

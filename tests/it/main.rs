@@ -10,3 +10,4 @@ mod http;
 mod inbox;
 mod producer;
 mod sql;
+mod truth;
