@@ -8,3 +8,4 @@ mod embedded;
 mod http;
 mod inbox;
 mod producer;
+mod relay;
