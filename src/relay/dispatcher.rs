@@ -10,19 +10,23 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::attempt::{self, Ended, Served, Shared};
+use super::breaker::Report;
 use super::delivery::Delivery;
 use super::gate::{Class, Competing, Gate, Shut};
 use super::lane::{Lane, Offer, WasParked};
 use super::lease::ShardLease;
+use super::options::BreakerOptions;
 use super::settle::{Next, Parking, Signal, outlived_retain};
 use super::settler::{Settlement, Verdict};
+use super::words::Words;
 use crate::edge::error::report;
 use crate::model::consumer::Ordering;
 use crate::model::key::{ConsumerId, Shard, ShardEpoch};
+use crate::model::outcome::{AckReading, End, Outcome};
 use crate::model::token::{Fact, Waiting};
+use crate::store::alarms;
 use crate::store::parking::Room;
 use crate::store::settle::{Durability, Moment};
-use crate::store::{alarms, gates};
 
 /// Deliveries from the parking lot that one lane takes in hand at once.
 const RETRIES_IN_HAND: usize = 256;
@@ -47,8 +51,9 @@ pub enum Command {
         shard: Shard,
     },
     Offer(Vec<Delivery>),
-    /// The state all relays share, as just read.
+    /// The state all relays share, by a reading that began at `asked`.
     State {
+        asked: Instant,
         paused: bool,
         shut_for: Option<Duration>,
     },
@@ -72,14 +77,20 @@ pub enum Command {
 pub struct Dispatcher(mpsc::UnboundedSender<Command>);
 
 impl Dispatcher {
-    pub fn start(served: Arc<Served>, shared: Shared, park_after: Duration) -> (Self, tokio::task::JoinHandle<()>) {
+    pub fn start(
+        served: Arc<Served>,
+        shared: Shared,
+        park_after: Duration,
+        breaker: BreakerOptions,
+    ) -> (Self, tokio::task::JoinHandle<()>) {
         let (sender, commands) = mpsc::unbounded_channel();
-        let gate = Gate::new(served.consumer.concurrency, served.consumer.rate, Instant::now());
+        let gate = Gate::new(served.consumer.concurrency, served.consumer.rate, breaker, Instant::now());
         let state = State {
             served,
             shared,
             park_after,
             gate,
+            words: Words::default(),
             lanes: HashMap::new(),
             attempts: JoinSet::new(),
             draining: false,
@@ -110,6 +121,7 @@ struct State {
     shared: Shared,
     park_after: Duration,
     gate: Gate,
+    words: Words,
     lanes: HashMap<Shard, (Arc<ShardLease>, Lane)>,
     attempts: JoinSet<(Class, Ended)>,
     draining: bool,
@@ -167,13 +179,19 @@ impl State {
                 self.park_unattempted(waiting_now, "its shard went to another relay before its attempt");
             }
             Command::Offer(deliveries) => deliveries.into_iter().for_each(|delivery| self.offer(delivery)),
-            Command::State { paused, shut_for } => {
-                if paused {
-                    self.gate.pause()
-                } else {
-                    self.gate.resume()
+            Command::State { asked, paused, shut_for } => {
+                let floor = shut_for.map(|wait| Instant::now() + wait);
+                let current = self.words.known_to(asked);
+                match paused {
+                    true => self.gate.pause(),
+                    false if current => self.gate.resume(),
+                    false => {}
                 }
-                self.gate.set_not_before(shut_for.map(|wait| Instant::now() + wait));
+                match floor {
+                    floor if current => self.gate.set_not_before(floor),
+                    Some(floor) => self.gate.not_before(floor),
+                    None => {}
+                }
             }
             Command::Serve(served) => {
                 self.gate.set_limits(served.consumer.concurrency, served.consumer.rate, Instant::now());
@@ -228,7 +246,7 @@ impl State {
                 let competing = if self.lane_with(other).is_some() { Competing::Yes } else { Competing::No };
                 match self.gate.enter(class, competing, Instant::now()) {
                     Ok(()) => self.start_one(shard, class),
-                    Err(Shut::NotBefore(moment) | Shut::Rate(moment)) => {
+                    Err(Shut::NotBefore(moment) | Shut::Rate(moment) | Shut::Broken(moment)) => {
                         wake = Some(moment);
                         break;
                     }
@@ -261,6 +279,7 @@ impl State {
         });
         let Some(delivery) = taken else {
             self.gate.leave(class);
+            self.gate.withdrawn(Instant::now());
             return;
         };
         if let Some(delivery) = self.ended_before_its_attempt(delivery) {
@@ -268,6 +287,7 @@ impl State {
             self.attempts.spawn(async move { (class, Box::pin(attempt::attempt(delivery, served, shared)).await) });
         } else {
             self.gate.leave(class);
+            self.gate.withdrawn(Instant::now());
         }
     }
 
@@ -297,9 +317,11 @@ impl State {
             Ended::NotStarted(delivery) => {
                 // Its shard is lost, or it has ended elsewhere: dropped, and its key is free.
                 self.free(&delivery);
+                self.gate.withdrawn(Instant::now());
                 return;
             }
         };
+        self.report(&outcome);
         let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
         let was_parked = WasParked::of(&delivery);
         let name = self.served.consumer.name.clone();
@@ -335,30 +357,34 @@ impl State {
         }
     }
 
-    fn heed(&mut self, signal: Signal) {
-        let (pool, id) = (self.shared.pool.clone(), self.consumer_id());
-        match signal {
-            Signal::Gone => {
-                self.gate.pause();
-                tokio::spawn(async move {
-                    if let Ok(client) = pool.get().await
-                        && let Err(error) = gates::pause(&client, id, "the consumer answered 410 Gone").await
-                    {
-                        tracing::warn!(error = %report(&error), "a pause could not be written");
-                    }
-                });
+    /// What the attempt says about the consumer as a whole.
+    fn report(&mut self, outcome: &Outcome) {
+        let was_broken = self.gate.is_broken();
+        let report = match &outcome.end {
+            End::NotDelivered | End::Ambiguous => Report::Failing,
+            End::Answered { status: 500.., ack: AckReading::Silent | AckReading::Malformed { .. } } => Report::Failing,
+            End::Answered { .. } | End::Confirmed | End::Unroutable | End::Refused => Report::Healthy,
+            // Not tried: the edge opens again by itself.
+            End::Shut => return self.gate.withdrawn(Instant::now()),
+        };
+        self.gate.report(report, Instant::now());
+        let name = &self.served.consumer.name;
+        match (was_broken, self.gate.is_broken()) {
+            (false, true) => {
+                tracing::warn!(consumer = %name, "the consumer does not answer: its breaker opens");
+                metrics::counter!("fencepost_breaker_opened_total", "consumer" => name.clone()).increment(1);
             }
-            Signal::NotBefore(wait) => {
-                self.gate.not_before(Instant::now() + wait);
-                tokio::spawn(async move {
-                    if let Ok(client) = pool.get().await
-                        && let Err(error) = gates::not_before(&client, id, wait).await
-                    {
-                        tracing::warn!(error = %report(&error), "a floor could not be written");
-                    }
-                });
-            }
+            (true, false) => tracing::info!(consumer = %name, "the consumer answers again: its breaker closes"),
+            _ => {}
         }
+    }
+
+    fn heed(&mut self, signal: Signal) {
+        match signal {
+            Signal::Gone => self.gate.pause(),
+            Signal::NotBefore(wait) => self.gate.not_before(Instant::now() + wait),
+        }
+        self.words.pass_on(self.shared.pool.clone(), self.consumer_id(), signal);
     }
 
     fn raise(&self, alarm: alarms::Alarm, object: String, detail: &'static str) {

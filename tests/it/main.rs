@@ -4,8 +4,11 @@
 mod support;
 
 mod cli;
+mod demo;
 mod embedded;
 mod http;
 mod inbox;
 mod producer;
 mod relay;
+mod sql;
+mod truth;
