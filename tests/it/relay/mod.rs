@@ -1,8 +1,11 @@
 //! The relay as it runs in production: the real binary as a child process, a real PostgreSQL, a scripted consumer. What
 //! only the database can show (plans, snapshots, fences) is tested on the store's own functions.
 
+mod doorbell;
 mod gap;
 mod log;
+mod long_transactions;
+mod openings;
 
 use std::collections::{BTreeMap, HashMap};
 
