@@ -187,7 +187,11 @@ impl State {
             }
             Command::Serve(served) => {
                 self.gate.set_limits(served.consumer.concurrency, served.consumer.rate, Instant::now());
+                let before = self.ordering();
                 self.served = served;
+                if self.ordering() != before {
+                    self.reorder();
+                }
             }
             Command::Rooms(reply) => {
                 let _ = reply.send(self.rooms());
@@ -414,6 +418,24 @@ impl State {
         self.draining = true;
         let waiting_now: Vec<Delivery> = self.lanes.values_mut().flat_map(|(_, lane)| lane.take_all()).collect();
         self.park_unattempted(waiting_now, "the relay stopped before its attempt");
+    }
+
+    /// The lanes begin anew: what waits is parked, and the new order holds from here on.
+    fn reorder(&mut self) {
+        let ordering = self.ordering();
+        let mut waiting_now = Vec::new();
+        for (_, lane) in self.lanes.values_mut() {
+            let taken = lane.take_all().into_iter().filter(|delivery| !delivery.is_parked());
+            let mut keys: HashMap<String, u64> = HashMap::new();
+            for delivery in taken {
+                if ordering == Ordering::Key {
+                    *keys.entry(delivery.effect.ordering_key.clone()).or_default() += 1;
+                }
+                waiting_now.push(delivery);
+            }
+            *lane = Lane::new(ordering, keys);
+        }
+        self.park_unattempted(waiting_now, "its consumer's order changed before its attempt");
     }
 
     /// Those that are parked already keep their rows.
