@@ -68,6 +68,15 @@ pub struct ConsumerEntry {
     pub exchange: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing_key: Option<String>,
+    /// The queue behind the exchange: a re-publish waits while it holds messages or nobody reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// How long a confirmed message may go without the consumer's reply, such as "5m".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ack_timeout: Option<String>,
+    /// How often a message without a reply is published again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub republishes: Option<u32>,
     /// The name of a `[brokers.<name>]` table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub broker: Option<String>,
@@ -120,6 +129,8 @@ pub struct Consumer {
     pub rate: Option<NonZeroU32>,
     pub timeout: Duration,
     pub connect_timeout: Duration,
+    /// How long a confirmed message may go without the consumer's reply.
+    pub ack_timeout: Duration,
     pub dedup_retain: Option<Duration>,
     pub pass_headers: Vec<String>,
     pub definite_statuses: Vec<u16>,
@@ -131,7 +142,20 @@ pub struct Consumer {
 #[derive(Clone, Debug, PartialEq)]
 pub enum EdgeSpec {
     Http { url: url::Url },
-    Amqp { broker: String, exchange: String, routing_key: String },
+    Amqp(AmqpSpec),
+}
+
+/// Where an AMQP consumer's messages go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AmqpSpec {
+    pub broker: String,
+    /// Empty: the default exchange.
+    pub exchange: String,
+    pub routing_key: String,
+    /// The queue behind them, where it is known: always on the default exchange.
+    pub queue: Option<String>,
+    /// How often a message without a reply is published again.
+    pub republishes: u32,
 }
 
 /// Where a secret is read from. The secret itself stays out of the configuration and the database.
@@ -151,10 +175,20 @@ pub struct Fault {
 
 /// The default number of attempts in flight for one consumer, per relay.
 pub const DEFAULT_CONCURRENCY: u32 = 32;
+/// The same over AMQP: the window of unconfirmed messages.
+pub const DEFAULT_WINDOW: u32 = 128;
 /// The default total deadline of one HTTP attempt.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(15);
+/// The default deadline for a broker's confirm.
+pub const DEFAULT_CONFIRM_TIMEOUT: Duration = Duration::from_secs(30);
+/// The default wait for a consumer's reply over AMQP.
+pub const DEFAULT_ACK_TIMEOUT: Duration = Duration::from_secs(300);
+/// The default number of re-publishes after it.
+pub const DEFAULT_REPUBLISHES: u32 = 3;
 /// The default deadline for DNS, TCP and TLS together.
 pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same for a broker, with the opening of the connection and its channel.
+pub const DEFAULT_AMQP_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ConsumerEntry {
     /// Checks the entry on its own and names every fault at once.
@@ -184,17 +218,20 @@ impl ConsumerEntry {
             }
             (None, _) => OnAmbiguous::Retry,
         };
-        let concurrency = NonZeroU32::new(self.concurrency.unwrap_or(DEFAULT_CONCURRENCY)).filter(|n| n.get() <= 4096);
+        let (in_flight, deadline, connect) = match self.kind {
+            Kind::Http => (DEFAULT_CONCURRENCY, DEFAULT_TIMEOUT, DEFAULT_CONNECT_TIMEOUT),
+            Kind::Amqp => (DEFAULT_WINDOW, DEFAULT_CONFIRM_TIMEOUT, DEFAULT_AMQP_CONNECT_TIMEOUT),
+        };
+        let concurrency = NonZeroU32::new(self.concurrency.unwrap_or(in_flight)).filter(|n| n.get() <= 4096);
         if concurrency.is_none() {
             faults.add("concurrency", "out of range", "a whole number from 1 to 4096");
         }
         if self.rate == Some(0) {
             faults.add("rate", "0 would never send anything", "attempts per second, or pause the consumer instead");
         }
-        let timeout = faults.duration("timeout", self.timeout.as_deref()).unwrap_or(DEFAULT_TIMEOUT);
-        let connect_timeout = faults
-            .duration("connect_timeout", self.connect_timeout.as_deref())
-            .unwrap_or(DEFAULT_CONNECT_TIMEOUT.min(timeout / 2));
+        let timeout = faults.duration("timeout", self.timeout.as_deref()).unwrap_or(deadline);
+        let connect_timeout =
+            faults.duration("connect_timeout", self.connect_timeout.as_deref()).unwrap_or(connect.min(timeout / 2));
         if connect_timeout >= timeout {
             faults.add(
                 "connect_timeout",
@@ -202,6 +239,7 @@ impl ConsumerEntry {
                 "less than timeout",
             );
         }
+        let ack_timeout = faults.duration("ack_timeout", self.ack_timeout.as_deref()).unwrap_or(DEFAULT_ACK_TIMEOUT);
         let dedup_retain = faults.duration("dedup_retain", self.dedup_retain.as_deref());
         for status in self.definite_statuses.iter().filter(|s| !(500..=599).contains(*s)) {
             faults.add("definite_statuses", format!("{status} is not a 5xx status"), "statuses from 500 to 599");
@@ -228,6 +266,7 @@ impl ConsumerEntry {
                 rate: self.rate.and_then(NonZeroU32::new),
                 timeout,
                 connect_timeout,
+                ack_timeout,
                 dedup_retain,
                 pass_headers: self.pass_headers.clone(),
                 definite_statuses: self.definite_statuses.clone(),
@@ -249,6 +288,9 @@ impl ConsumerEntry {
             Kind::Http => {
                 stray(faults, "exchange", self.exchange.is_some(), "http");
                 stray(faults, "routing_key", self.routing_key.is_some(), "http");
+                stray(faults, "queue", self.queue.is_some(), "http");
+                stray(faults, "ack_timeout", self.ack_timeout.is_some(), "http");
+                stray(faults, "republishes", self.republishes.is_some(), "http");
                 stray(faults, "broker", self.broker.is_some(), "http");
                 let Some(text) = &self.url else {
                     faults.add("url", "missing", "url = \"https://host/path\"");
@@ -268,6 +310,15 @@ impl ConsumerEntry {
             Kind::Amqp => {
                 stray(faults, "url", self.url.is_some(), "amqp");
                 stray(faults, "definite_statuses", !self.definite_statuses.is_empty(), "amqp");
+                stray(faults, "pass_headers", !self.pass_headers.is_empty(), "amqp");
+                for (key, set) in [
+                    ("secret_file", self.secret_file.is_some()),
+                    ("secret_env", self.secret_env.is_some()),
+                    ("previous_secret_file", self.previous_secret_file.is_some()),
+                    ("previous_secret_env", self.previous_secret_env.is_some()),
+                ] {
+                    stray(faults, key, set, "amqp");
+                }
                 let short = |faults: &mut Faults, key: &str, text: Option<&String>| {
                     let text = text.cloned().unwrap_or_default();
                     if text.len() > 255 {
@@ -282,11 +333,20 @@ impl ConsumerEntry {
                         "exchange = \"name\", or routing_key = \"queue\" for the default exchange",
                     );
                 }
-                Some(EdgeSpec::Amqp {
+                let exchange = short(faults, "exchange", self.exchange.as_ref());
+                let routing_key = short(faults, "routing_key", self.routing_key.as_ref());
+                let queue = self.queue.as_ref().map(|queue| short(faults, "queue", Some(queue)));
+                let queue = queue.or_else(|| exchange.is_empty().then(|| routing_key.clone()));
+                if self.republishes.is_some_and(|n| n > 100) {
+                    faults.add("republishes", "out of range", "a whole number from 0 to 100");
+                }
+                Some(EdgeSpec::Amqp(AmqpSpec {
                     broker: self.broker.clone().unwrap_or_else(|| "default".into()),
-                    exchange: short(faults, "exchange", self.exchange.as_ref()),
-                    routing_key: short(faults, "routing_key", self.routing_key.as_ref()),
-                })
+                    exchange,
+                    routing_key,
+                    queue,
+                    republishes: self.republishes.unwrap_or(DEFAULT_REPUBLISHES),
+                }))
             }
         }
     }

@@ -27,6 +27,10 @@ pub enum End {
     Confirmed,
     /// The broker handed it back.
     Unroutable,
+    /// Nothing left us and nothing was tried: the way to the broker is shut. Costs no budget.
+    Shut,
+    /// Nothing was taken, and the same message will be refused again: our own limits, or the broker's word for them.
+    Refused,
 }
 
 /// What the answer said about the key.

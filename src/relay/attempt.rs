@@ -138,6 +138,7 @@ pub fn conclude(
             definite_statuses: &consumer.definite_statuses,
             trouble: &delivery.trouble,
             retry,
+            ack_timeout: consumer.ack_timeout,
             jitter: rand::random(),
         },
     );

@@ -10,16 +10,19 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::attempt::{self, Ended, Served, Shared};
+use super::breaker::Report;
 use super::delivery::Delivery;
 use super::gate::{Class, Competing, Gate, Shut};
 use super::lane::{Lane, Offer, WasParked};
 use super::lease::ShardLease;
+use super::options::BreakerOptions;
 use super::settle::{Next, Parking, Signal, outlived_retain};
 use super::settler::{Settlement, Verdict};
 use super::words::Words;
 use crate::edge::error::report;
 use crate::model::consumer::Ordering;
 use crate::model::key::{ConsumerId, Shard, ShardEpoch};
+use crate::model::outcome::{AckReading, End, Outcome};
 use crate::model::token::{Fact, Waiting};
 use crate::store::alarms;
 use crate::store::parking::Room;
@@ -74,9 +77,14 @@ pub enum Command {
 pub struct Dispatcher(mpsc::UnboundedSender<Command>);
 
 impl Dispatcher {
-    pub fn start(served: Arc<Served>, shared: Shared, park_after: Duration) -> (Self, tokio::task::JoinHandle<()>) {
+    pub fn start(
+        served: Arc<Served>,
+        shared: Shared,
+        park_after: Duration,
+        breaker: BreakerOptions,
+    ) -> (Self, tokio::task::JoinHandle<()>) {
         let (sender, commands) = mpsc::unbounded_channel();
-        let gate = Gate::new(served.consumer.concurrency, served.consumer.rate, Instant::now());
+        let gate = Gate::new(served.consumer.concurrency, served.consumer.rate, breaker, Instant::now());
         let state = State {
             served,
             shared,
@@ -242,7 +250,7 @@ impl State {
                 let competing = if self.lane_with(other).is_some() { Competing::Yes } else { Competing::No };
                 match self.gate.enter(class, competing, Instant::now()) {
                     Ok(()) => self.start_one(shard, class),
-                    Err(Shut::NotBefore(moment) | Shut::Rate(moment)) => {
+                    Err(Shut::NotBefore(moment) | Shut::Rate(moment) | Shut::Broken(moment)) => {
                         wake = Some(moment);
                         break;
                     }
@@ -275,6 +283,7 @@ impl State {
         });
         let Some(delivery) = taken else {
             self.gate.leave(class);
+            self.gate.withdrawn(Instant::now());
             return;
         };
         if let Some(delivery) = self.ended_before_its_attempt(delivery) {
@@ -282,6 +291,7 @@ impl State {
             self.attempts.spawn(async move { (class, Box::pin(attempt::attempt(delivery, served, shared)).await) });
         } else {
             self.gate.leave(class);
+            self.gate.withdrawn(Instant::now());
         }
     }
 
@@ -311,9 +321,11 @@ impl State {
             Ended::NotStarted(delivery) => {
                 // Its shard is lost, or it has ended elsewhere: dropped, and its key is free.
                 self.free(&delivery);
+                self.gate.withdrawn(Instant::now());
                 return;
             }
         };
+        self.report(&outcome);
         let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
         let was_parked = WasParked::of(&delivery);
         let name = self.served.consumer.name.clone();
@@ -346,6 +358,28 @@ impl State {
         self.park_behind(behind);
         if let Some(signal) = decision.signal {
             self.heed(signal);
+        }
+    }
+
+    /// What the attempt says about the consumer as a whole.
+    fn report(&mut self, outcome: &Outcome) {
+        let was_broken = self.gate.is_broken();
+        let report = match &outcome.end {
+            End::NotDelivered | End::Ambiguous => Report::Failing,
+            End::Answered { status: 500.., ack: AckReading::Silent | AckReading::Malformed { .. } } => Report::Failing,
+            End::Answered { .. } | End::Confirmed | End::Unroutable | End::Refused => Report::Healthy,
+            // Not tried: the edge opens again by itself.
+            End::Shut => return self.gate.withdrawn(Instant::now()),
+        };
+        self.gate.report(report, Instant::now());
+        let name = &self.served.consumer.name;
+        match (was_broken, self.gate.is_broken()) {
+            (false, true) => {
+                tracing::warn!(consumer = %name, "the consumer does not answer: its breaker opens");
+                metrics::counter!("fencepost_breaker_opened_total", "consumer" => name.clone()).increment(1);
+            }
+            (true, false) => tracing::info!(consumer = %name, "the consumer answers again: its breaker closes"),
+            _ => {}
         }
     }
 

@@ -204,6 +204,7 @@ impl Keeper {
                 Err(error) => return Err(error),
             };
             let lease = Arc::new(ShardLease::new(shard, taken.epoch, until));
+            lease.reached(taken.position.seq);
             self.sweep(session, &lease).await?;
             let blocked = parking::blocked_keys(session.client(), &[shard]).await?;
             self.router.acquired(&lease, blocked).await;
@@ -236,7 +237,7 @@ impl Keeper {
             swept.in_doubt += lost.in_doubt;
             metrics::counter!("fencepost_flights_lost_total").increment(1);
         }
-        parking::mend(client, lease.shard, lease.epoch).await?;
+        parking::mend(client, &[(lease.shard, lease.epoch)]).await?;
         if swept != flights::Swept::default() {
             tracing::warn!(shard = %lease.shard, retried = swept.retried, in_doubt = swept.in_doubt, dead = swept.dead, "a predecessor's attempts were lost");
         }

@@ -1,12 +1,12 @@
 //! The right to work on a shard, as this relay sees it.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::time::Instant;
 
-use crate::model::key::{Shard, ShardEpoch};
+use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 
 /// A shard held under an epoch, until a local monotonic deadline.
 ///
@@ -19,6 +19,7 @@ pub struct ShardLease {
     yielding: AtomicBool,
     unread: AtomicBool,
     in_hand: AtomicUsize,
+    newest: AtomicI64,
 }
 
 /// A delivery's share in a lease: a shard is handed over when nobody holds one any more.
@@ -35,6 +36,7 @@ impl ShardLease {
             yielding: AtomicBool::new(false),
             unread: AtomicBool::new(false),
             in_hand: AtomicUsize::new(0),
+            newest: AtomicI64::new(0),
         }
     }
 
@@ -66,6 +68,15 @@ impl ShardLease {
 
     pub fn gives_way(&self) -> bool {
         self.yielding.load(Ordering::Acquire)
+    }
+
+    /// The newest flight that was opened under this lease, or was there before it.
+    pub fn reached(&self, seq: FlightSeq) {
+        self.newest.store(seq.0, Ordering::Release);
+    }
+
+    pub fn newest_flight(&self) -> FlightSeq {
+        FlightSeq(self.newest.load(Ordering::Acquire))
     }
 
     /// The reader has let go of the shard: no flight of it is being opened.

@@ -118,9 +118,8 @@ impl Loader {
         // Rows that are parked as far as the lanes know must be there to be counted.
         self.settler.flush().await;
         let client = self.pool.get().await?;
-        for lease in &leases {
-            parking::mend(&client, lease.shard, lease.epoch).await?;
-        }
+        let held: Vec<_> = leases.iter().map(|lease| (lease.shard, lease.epoch)).collect();
+        parking::mend(&client, &held).await?;
         let shards: Vec<Shard> = leases.iter().map(|lease| lease.shard).collect();
         let mut counted: HashMap<(ConsumerId, Shard), HashMap<String, u64>> = HashMap::new();
         for (shard, consumer, key, count) in parking::blocked_keys(&client, &shards).await? {

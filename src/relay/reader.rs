@@ -222,6 +222,7 @@ impl Reader {
         let Some(reading) = self.shards.get_mut(&opened.shard) else { return };
         let seq = opened.position.seq;
         reading.position = opened.position;
+        reading.lease.reached(seq);
         let lease = Arc::clone(&reading.lease);
         let bytes: usize = opened.effects.iter().map(|read| read.effect.payload.len() + 512).sum();
         let count: usize = opened.effects.iter().map(|read| read.effect.targets.len()).sum();

@@ -14,6 +14,7 @@ use super::attempt::{Served, Shared};
 use super::delivery::Delivery;
 use super::dispatcher::{Command, Dispatcher, waiting};
 use super::lease::ShardLease;
+use super::options::BreakerOptions;
 use super::settler::{Settlement, Verdict};
 use super::{attempt, outage};
 use crate::edge::Edge;
@@ -34,6 +35,7 @@ pub struct Router {
     shared: Shared,
     egress: EgressPolicy,
     park_after: Duration,
+    breaker: BreakerOptions,
     table: Mutex<Table>,
     /// Held while a shard or a consumer joins, so that each new lane meets every shard and each shard every lane.
     roster: tokio::sync::Mutex<()>,
@@ -57,11 +59,12 @@ struct Entry {
 }
 
 impl Router {
-    pub fn new(shared: Shared, egress: EgressPolicy, park_after: Duration) -> Self {
+    pub fn new(shared: Shared, egress: EgressPolicy, park_after: Duration, breaker: BreakerOptions) -> Self {
         Self {
             shared,
             egress,
             park_after,
+            breaker,
             table: Mutex::default(),
             roster: tokio::sync::Mutex::default(),
             changed: Notify::new(),
@@ -215,7 +218,8 @@ impl Router {
         let leases: Vec<_> = self.table().leases.values().cloned().collect();
         let shards: Vec<Shard> = leases.iter().map(|lease| lease.shard).collect();
         let blocked = parking::blocked_keys(client, &shards).await?;
-        let (dispatcher, task) = Dispatcher::start(Arc::new(served), self.shared.clone(), self.park_after);
+        let (dispatcher, task) =
+            Dispatcher::start(Arc::new(served), self.shared.clone(), self.park_after, self.breaker.clone());
         for lease in leases {
             let mine = blocked.iter().filter(|(shard, consumer, ..)| *shard == lease.shard && *consumer == state.id);
             let blocked = mine.map(|(_, _, key, count)| (key.clone(), *count)).collect();

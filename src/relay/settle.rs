@@ -55,6 +55,8 @@ pub enum Signal {
 pub struct Circumstances<'a> {
     pub contract: Contract,
     pub definite_statuses: &'a [u16],
+    /// How long a confirmed message may go without the consumer's word.
+    pub ack_timeout: Duration,
     /// Before this attempt.
     pub trouble: &'a Trouble,
     pub retry: &'a RetryOptions,
@@ -66,6 +68,8 @@ pub struct Circumstances<'a> {
 enum Class {
     Fact(Fact),
     NotDelivered,
+    /// Nothing was tried: the way is shut for everybody.
+    Shut,
     Unroutable,
     Throttled,
     Refused,
@@ -105,6 +109,11 @@ pub fn decide(outcome: &Outcome, at: Circumstances<'_>) -> Decision {
         }
         Class::NotDelivered => {
             spend(&mut parking, spent);
+            AttemptToken::NotDelivered
+        }
+        Class::Shut => {
+            parking.first_failed = Moment::Keep;
+            parking.due_in = Some(retry::delay(at.retry, 1, hint, at.jitter));
             AttemptToken::NotDelivered
         }
         Class::Unroutable => {
@@ -150,7 +159,7 @@ pub fn decide(outcome: &Outcome, at: Circumstances<'_>) -> Decision {
         }
         Class::Unacked => {
             parking.state = Waiting::Unacked;
-            parking.due_in = None;
+            parking.due_in = Some(at.ack_timeout);
             parking.first_failed = Moment::Keep;
             AttemptToken::Confirmed
         }
@@ -196,6 +205,8 @@ fn classify(outcome: &Outcome, at: Circumstances<'_>) -> (Class, Option<Duration
         End::NotDelivered => (Class::NotDelivered, None),
         End::Ambiguous => (Class::Ambiguous, None),
         End::Unroutable => (Class::Unroutable, None),
+        End::Shut => (Class::Shut, None),
+        End::Refused => (Class::Refused, None),
         End::Confirmed => match at.contract.ack {
             AckMode::Required => (Class::Unacked, None),
             AckMode::Optional | AckMode::None => (Class::Fact(Fact::Confirmed), None),
@@ -260,6 +271,10 @@ fn reason(outcome: &Outcome) -> String {
         (End::Unroutable, _) => "the broker found no queue for it".into(),
         (End::NotDelivered, Some(error)) => format!("not delivered ({phase}): {error}"),
         (End::Ambiguous, Some(error)) => format!("no answer ({phase}): {error}"),
+        (End::Shut, Some(error)) => format!("not tried: {error}"),
+        (End::Shut, None) => "not tried".into(),
+        (End::Refused, Some(error)) => format!("refused ({phase}): {error}"),
+        (End::Refused, None) => format!("refused ({phase})"),
         (End::NotDelivered, None) => format!("not delivered ({phase})"),
         (End::Ambiguous, None) => format!("no answer ({phase})"),
     }
@@ -298,6 +313,7 @@ mod tests {
             Circumstances {
                 contract,
                 definite_statuses: &[503],
+                ack_timeout: Duration::from_secs(300),
                 trouble,
                 retry: &RetryOptions::default(),
                 jitter: 0.0,

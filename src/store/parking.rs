@@ -144,28 +144,32 @@ pub async fn blocked_keys(client: &Client, shards: &[Shard]) -> Result<Vec<(Shar
 }
 
 /// Mends what a crash or an operator may leave: parked rows whose delivery has a fact, and blocked rows whose head is
-/// gone. Returns how many it mended.
-pub async fn mend(client: &Client, shard: Shard, epoch: ShardEpoch) -> Result<u64> {
+/// gone. Only in shards still held under these epochs. Returns how many it mended.
+pub async fn mend(client: &Client, held: &[(Shard, ShardEpoch)]) -> Result<u64> {
+    let shards: Vec<i16> = held.iter().map(|(shard, _)| shard.0).collect();
+    let epochs: Vec<i64> = held.iter().map(|(_, epoch)| epoch.0).collect();
     let removed = client
         .execute(
             "-- store::remove_settled
              delete from fencepost.parked p
-             where p.shard = $1 and not p.replay
-               and exists (select 1 from fencepost.ledger l where l.effect_id = p.effect_id and l.consumer_id = p.consumer_id)
-               and exists (select 1 from fencepost.shards s where s.shard = $1 and s.epoch = $2)",
-            &[&shard.0, &epoch.0],
+             using fencepost.shards s
+             where (s.shard, s.epoch) in (select h.shard, h.epoch from unnest($1::smallint[], $2::bigint[]) as h (shard, epoch))
+               and p.shard = s.shard and not p.replay
+               and exists (select 1 from fencepost.ledger l where l.effect_id = p.effect_id and l.consumer_id = p.consumer_id)",
+            &[&shards, &epochs],
         )
         .await?;
     let released = client
         .execute(
             "-- store::release_headless
              update fencepost.parked p set state = 'retry', next_attempt_at = clock_timestamp()
-             where p.shard = $1 and p.state = 'blocked'
-               and exists (select 1 from fencepost.shards s where s.shard = $1 and s.epoch = $2)
+             from fencepost.shards s
+             where (s.shard, s.epoch) in (select h.shard, h.epoch from unnest($1::smallint[], $2::bigint[]) as h (shard, epoch))
+               and p.shard = s.shard and p.state = 'blocked'
                and not exists (select 1 from fencepost.parked q where q.consumer_id = p.consumer_id
                                and q.ordering_key = p.ordering_key and q.effect_id < p.effect_id
                                and not (q.state = 'scheduled' and q.next_attempt_at > clock_timestamp()))",
-            &[&shard.0, &epoch.0],
+            &[&shards, &epochs],
         )
         .await?;
     Ok(removed + released)

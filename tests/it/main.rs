@@ -4,8 +4,10 @@
 mod support;
 
 mod cli;
+mod demo;
 mod embedded;
 mod http;
 mod inbox;
 mod producer;
+mod sql;
 mod truth;

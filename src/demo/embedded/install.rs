@@ -11,21 +11,41 @@ const NO_CLUSTER: &str = "mkdir -p /etc/postgresql-common && \
     { [ -e /etc/postgresql-common/createcluster.conf ] || \
       echo 'create_main_cluster = false' > /etc/postgresql-common/createcluster.conf; }";
 
+/// A package's service must not start with its installation; a policy of the machine's own is left as it is.
+const NO_SERVICE: &str = "[ -e /usr/sbin/policy-rc.d ] || \
+    { printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d && chmod 755 /usr/sbin/policy-rc.d && \
+      trap 'rm -f /usr/sbin/policy-rc.d' EXIT; }";
+
 /// Installs PostgreSQL's server from the distribution, or says what to type.
 pub fn postgres() -> Result<()> {
-    let missing = || Error::Missing {
-        what: "no PostgreSQL server (14 or later) is installed here; install one, or pass --database-url:".into(),
-        line: "sudo apt-get install -y postgresql".into(),
-    };
-    let Some(prefix) = privileged() else { return Err(missing()) };
-    eprintln!(
-        "No PostgreSQL server found: installing the package postgresql (no cluster of its own, nothing started)."
+    install(
+        "postgresql",
+        &[NO_CLUSTER, "apt-get update -q", &apt_install("postgresql")],
+        "no PostgreSQL server (14 or later) is installed here; install one, or pass --database-url:",
+    )
+}
+
+/// Installs RabbitMQ from the distribution, or says what to type. Its own service is neither started nor enabled.
+pub fn rabbitmq() -> Result<()> {
+    let quietly = format!(
+        "{NO_SERVICE}; {} && {{ systemctl disable rabbitmq-server 2>/dev/null || true; }}",
+        apt_install("rabbitmq-server")
     );
-    let steps = [
-        NO_CLUSTER,
-        "apt-get update -q",
-        "apt-get install -q -y --no-install-recommends -o Dpkg::Options::=--force-confold postgresql",
-    ];
+    install(
+        "rabbitmq-server",
+        &["apt-get update -q", &quietly],
+        "no RabbitMQ server is installed here; install one, or set AMQP_URL to one that runs:",
+    )
+}
+
+fn apt_install(package: &str) -> String {
+    format!("apt-get install -q -y --no-install-recommends -o Dpkg::Options::=--force-confold {package}")
+}
+
+fn install(package: &str, steps: &[&str], what: &str) -> Result<()> {
+    let missing = || Error::Missing { what: what.into(), line: format!("sudo apt-get install -y {package}") };
+    let Some(prefix) = privileged() else { return Err(missing()) };
+    eprintln!("Installing the package {package} (nothing of it is started).");
     for step in steps {
         let status = Command::new(prefix[0])
             .args(&prefix[1..])

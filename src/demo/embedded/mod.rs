@@ -4,6 +4,7 @@
 pub mod guardian;
 mod install;
 pub mod postgres;
+pub mod rabbitmq;
 
 use std::path::PathBuf;
 
@@ -21,6 +22,8 @@ pub enum Error {
     Program { what: String, output: String },
     #[error("{}: no PostgreSQL 14 or later (FENCEPOST_PG_BIN names a folder with initdb and postgres)", .0.display())]
     NotAServer(PathBuf),
+    #[error("{}: no RabbitMQ (FENCEPOST_RABBITMQ_BIN names a folder with rabbitmq-server and rabbitmqctl)", .0.display())]
+    NotABroker(PathBuf),
     #[error("the private PostgreSQL")]
     Postgres(#[from] tokio_postgres::Error),
 }

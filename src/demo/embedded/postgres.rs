@@ -43,7 +43,7 @@ pub struct PrivatePostgres {
 
 /// The user to run as where we are root, since PostgreSQL refuses root.
 #[derive(Clone, Copy, Debug)]
-struct Owner {
+pub(super) struct Owner {
     uid: u32,
     gid: u32,
 }
@@ -265,7 +265,7 @@ fn owner() -> Result<Owner> {
 }
 
 /// Short, since the path of a socket may have only 107 bytes.
-fn make_folder(owner: Option<Owner>) -> Result<PathBuf> {
+pub(super) fn make_folder(owner: Option<Owner>) -> Result<PathBuf> {
     let parent = Some(std::env::temp_dir()).filter(|d| d.as_os_str().len() <= 40).unwrap_or_else(|| "/tmp".into());
     let folder = parent.join(format!("fencepost-{:012x}", rand::random::<u64>() >> 16));
     let what = || Error::io(format!("cannot make {}", folder.display()));
@@ -277,7 +277,7 @@ fn make_folder(owner: Option<Owner>) -> Result<PathBuf> {
     Ok(folder)
 }
 
-fn write_private(path: &Path, text: &str, owner: Option<Owner>) -> Result<()> {
+pub(super) fn write_private(path: &Path, text: &str, owner: Option<Owner>) -> Result<()> {
     let what = || Error::io(format!("cannot write {}", path.display()));
     fs::write(path, text).map_err(what())?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(what())?;
@@ -287,12 +287,12 @@ fn write_private(path: &Path, text: &str, owner: Option<Owner>) -> Result<()> {
     }
 }
 
-fn free_port() -> Result<u16> {
+pub(super) fn free_port() -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("no free port on 127.0.0.1"))?;
     Ok(listener.local_addr().map_err(Error::io("no free port on 127.0.0.1"))?.port())
 }
 
-fn tail(text: &str) -> String {
+pub(super) fn tail(text: &str) -> String {
     let lines: Vec<_> = text.lines().collect();
     lines[lines.len().saturating_sub(20)..].join("\n")
 }
