@@ -210,7 +210,11 @@ impl State {
             }
             Command::Serve(served) => {
                 self.gate.set_limits(served.consumer.concurrency, served.consumer.rate, Instant::now());
+                let before = self.ordering();
                 self.served = served;
+                if self.ordering() != before {
+                    self.reorder();
+                }
             }
             Command::Rooms(reply) => {
                 let _ = reply.send(self.rooms());
@@ -486,6 +490,17 @@ impl State {
         self.fall_behind(shard);
         if let Some((_, lane)) = self.lanes.get_mut(&shard) {
             lane.drop_retries();
+        }
+    }
+
+    /// The lanes begin anew: what waits is left and read again, and the new order holds from here on.
+    fn reorder(&mut self) {
+        let ordering = self.ordering();
+        for shard in self.lanes.keys().copied().collect::<Vec<_>>() {
+            self.leave_queued(shard);
+            if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                lane.reorder(ordering);
+            }
         }
     }
 

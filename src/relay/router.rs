@@ -1,6 +1,7 @@
 //! Which dispatcher serves which consumer, and keeping it as the database says, within a second.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use super::{attempt, outage};
 use crate::edge::Edge;
 use crate::edge::egress::EgressPolicy;
 use crate::edge::error::report;
+use crate::edge::sign::Fingerprint;
 use crate::model::consumer::{ConsumerEntry, Ordering};
 use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::token::Waiting;
@@ -51,7 +53,9 @@ struct Table {
 
 struct Entry {
     known: ConsumerState,
-    /// `None` while its declaration or secret cannot be used.
+    /// Of its secrets when its edge was built, or could not be.
+    secrets: Fingerprint,
+    /// `None` until its declaration and its secrets can be used.
     dispatcher: Option<Dispatcher>,
 }
 
@@ -160,25 +164,29 @@ impl Router {
     pub async fn refresh(&self, client: &tokio_postgres::Client) -> store::Result<()> {
         let asked = Instant::now();
         for state in gates::states(client).await? {
-            let shared_state = Command::State { asked, paused: state.paused, shut_for: state.shut_for };
+            let (paused, shut_for) = (state.paused, state.shut_for);
+            let shared_state = || Command::State { asked, paused, shut_for };
+            let secrets = Fingerprint::of(secret_files(&state.spec));
             let known =
-                self.table().dispatchers.get(&state.id).map(|e| (e.known.spec == state.spec, e.dispatcher.clone()));
+                self.table().dispatchers.get(&state.id).map(|entry| {
+                    (entry.known.spec == state.spec && entry.secrets == secrets, entry.dispatcher.clone())
+                });
             match known {
-                Some((true, Some(dispatcher))) => dispatcher.tell(shared_state),
-                // A secret may have been put right meanwhile: it is tried again.
-                Some((_, dispatcher)) => self.serve(client, state, dispatcher, asked).await?,
-                None => self.serve(client, state, None, asked).await?,
+                Some((true, dispatcher)) => dispatcher.iter().for_each(|dispatcher| dispatcher.tell(shared_state())),
+                Some((false, dispatcher)) => self.serve(client, state, dispatcher, secrets, asked).await?,
+                None => self.serve(client, state, None, secrets, asked).await?,
             }
         }
         Ok(())
     }
 
-    /// Starts or changes a consumer's dispatcher by its declaration.
+    /// Starts or changes a consumer's dispatcher by its declaration and its secrets.
     async fn serve(
         &self,
         client: &tokio_postgres::Client,
         state: ConsumerState,
         running: Option<Dispatcher>,
+        secrets: Fingerprint,
         asked: Instant,
     ) -> store::Result<()> {
         let _joining = self.roster.lock().await;
@@ -186,12 +194,12 @@ impl Router {
         let served = match self.build(&state) {
             Ok(served) => served,
             Err(why) => {
-                let new = self.table().dispatchers.get(&state.id).is_none_or(|entry| entry.known.spec != state.spec);
-                if new {
-                    alarms::raise(client, alarms::Alarm::ConsumerUnusable, &state.name, &why).await?;
+                alarms::raise(client, alarms::Alarm::ConsumerUnusable, &state.name, &why).await?;
+                // What runs goes on with the declaration that worked, until either changes again.
+                if let Some(dispatcher) = &running {
+                    dispatcher.tell(command);
                 }
-                // What runs goes on with the declaration that worked.
-                self.table().dispatchers.insert(state.id, Entry { known: state, dispatcher: running });
+                self.table().dispatchers.insert(state.id, Entry { known: state, secrets, dispatcher: running });
                 return Ok(());
             }
         };
@@ -204,7 +212,7 @@ impl Router {
             None => self.start(client, &state, served).await?,
         };
         dispatcher.tell(command);
-        self.table().dispatchers.insert(state.id, Entry { known: state, dispatcher: Some(dispatcher) });
+        self.table().dispatchers.insert(state.id, Entry { known: state, secrets, dispatcher: Some(dispatcher) });
         Ok(())
     }
 
@@ -256,6 +264,11 @@ impl Router {
             }
         }
     }
+}
+
+/// The files a declaration reads its secrets from. What comes from the environment cannot change.
+fn secret_files(spec: &serde_json::Value) -> impl Iterator<Item = &Path> {
+    ["secret_file", "previous_secret_file"].into_iter().filter_map(|key| spec.get(key)?.as_str()).map(Path::new)
 }
 
 /// Keeps the consumers as the database says until `stop`.

@@ -169,6 +169,31 @@ impl Batch {
     }
 }
 
+/// How far the database's log is written, and how far it is on disk, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Wal {
+    pub inserted: u64,
+    pub flushed: u64,
+}
+
+/// From now on commits of this session are answered before they are on disk, but for those that ask for it.
+pub async fn commit_lazily(session: &Session) -> Result<()> {
+    session.client().batch_execute("-- store::commit_lazily\nset synchronous_commit = off").await?;
+    Ok(())
+}
+
+pub async fn wal(session: &Session) -> Result<Wal> {
+    let statement = session
+        .prepared(
+            "-- store::wal
+             select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint, pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint",
+        )
+        .await?;
+    let row = session.client().query_one(&statement, &[]).await?;
+    let at = |n: usize| row.get::<_, i64>(n).max(0).unsigned_abs();
+    Ok(Wal { inserted: at(0), flushed: at(1) })
+}
+
 /// Writes a batch: all of it or nothing. May be repeated after an error whose cause was the connection: a start that
 /// was written by the same relay is not refused the second time.
 pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<Refused> {
