@@ -22,7 +22,8 @@ pub async fn run(global: &Global, _args: Args) -> anyhow::Result<Exit> {
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone())?);
     apply_consumers(&database, &config).await?;
-    relay::run(database, config.options, config.egress, Arc::new(Health::default()), stop).await?;
+    let reach = config.reach();
+    relay::run(database, config.options, reach, Arc::new(Health::default()), stop).await?;
     Ok(Exit::Done)
 }
 

@@ -40,7 +40,10 @@ pub struct Host {
 pub enum Transport {
     Plain,
     /// Always verified: against the system's certificates and those of `ca_file`.
-    Tls { ca_file: Option<PathBuf>, identity: Option<Identity> },
+    Tls {
+        ca_file: Option<PathBuf>,
+        identity: Option<Identity>,
+    },
 }
 
 /// A client certificate with its key, both PEM.
@@ -52,7 +55,10 @@ pub struct Identity {
 
 #[derive(Clone, Debug)]
 pub enum Login {
-    Password { username: String, password: Password },
+    Password {
+        username: String,
+        password: Password,
+    },
     /// SASL EXTERNAL: the broker takes the name from the client certificate.
     Certificate,
 }

@@ -230,9 +230,8 @@ impl ConsumerEntry {
             faults.add("rate", "0 would never send anything", "attempts per second, or pause the consumer instead");
         }
         let timeout = faults.duration("timeout", self.timeout.as_deref()).unwrap_or(deadline);
-        let connect_timeout = faults
-            .duration("connect_timeout", self.connect_timeout.as_deref())
-            .unwrap_or(connect.min(timeout / 2));
+        let connect_timeout =
+            faults.duration("connect_timeout", self.connect_timeout.as_deref()).unwrap_or(connect.min(timeout / 2));
         if connect_timeout >= timeout {
             faults.add(
                 "connect_timeout",

@@ -136,6 +136,7 @@ pub fn conclude(
         Circumstances {
             contract: consumer.contract,
             definite_statuses: &consumer.definite_statuses,
+            ack_timeout: consumer.ack_timeout,
             trouble: &delivery.trouble,
             retry,
             jitter: rand::random(),

@@ -14,9 +14,9 @@ use super::dispatcher::{Command, Dispatcher, waiting};
 use super::lease::ShardLease;
 use super::settler::{Settlement, Verdict};
 use super::{attempt, outage};
-use crate::edge::Edge;
-use crate::edge::egress::EgressPolicy;
+use crate::edge::amqp::token::AckKey;
 use crate::edge::error::report;
+use crate::edge::{Edge, Reach};
 use crate::model::consumer::{ConsumerEntry, Ordering};
 use crate::model::key::{ConsumerId, Shard};
 use crate::model::token::Waiting;
@@ -29,7 +29,8 @@ const REFRESH_EVERY: Duration = Duration::from_secs(1);
 
 pub struct Router {
     shared: Shared,
-    egress: EgressPolicy,
+    reach: Reach,
+    keys: Arc<AckKey>,
     park_after: Duration,
     table: Mutex<Table>,
     /// Held while a shard or a consumer joins, so that each new lane meets every shard and each shard every lane.
@@ -52,10 +53,11 @@ struct Entry {
 }
 
 impl Router {
-    pub fn new(shared: Shared, egress: EgressPolicy, park_after: Duration) -> Self {
+    pub fn new(shared: Shared, reach: Reach, keys: Arc<AckKey>, park_after: Duration) -> Self {
         Self {
             shared,
-            egress,
+            reach,
+            keys,
             park_after,
             table: Mutex::default(),
             roster: tokio::sync::Mutex::default(),
@@ -208,7 +210,7 @@ impl Router {
             let faults = faults.iter().map(|fault| format!("{}: {}; write {}", fault.key, fault.wrong, fault.write));
             faults.collect::<Vec<_>>().join("; ")
         })?;
-        let edge = Edge::new(&consumer, &self.egress).map_err(|error| report(&error))?;
+        let edge = Edge::new(&consumer, &self.reach, &self.keys).map_err(|error| report(&error))?;
         Ok(Served { consumer, edge })
     }
 

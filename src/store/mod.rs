@@ -13,6 +13,7 @@ pub mod inspect;
 pub mod log;
 pub mod parking;
 pub mod relays;
+pub mod replies;
 pub mod schema;
 pub mod session;
 pub mod settle;

@@ -163,7 +163,8 @@ impl PrivateRabbitmq {
                 return Ok(());
             }
             for child in [&mut self.node, &mut self.epmd] {
-                let ended = child.as_mut().map(Guarded::ended).transpose().map_err(Error::io("cannot watch RabbitMQ"))?;
+                let ended =
+                    child.as_mut().map(Guarded::ended).transpose().map_err(Error::io("cannot watch RabbitMQ"))?;
                 if let Some(Some(status)) = ended {
                     let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
                     return Err(Error::Program { what: format!("RabbitMQ ended ({status})"), output: tail(&log) });
