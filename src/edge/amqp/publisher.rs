@@ -22,8 +22,6 @@ use crate::model::broker::Broker;
 
 /// The pause before a connection is made again doubles from here to there.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// A connection that lasted so long was a good one: the next pause is the shortest again.
-const GOOD: Duration = Duration::from_secs(30);
 /// How long the client library may take to report what a dead connection had under way.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How often an idle channel is looked at.
@@ -82,7 +80,6 @@ pub async fn run(plan: Plan, mut jobs: mpsc::Receiver<Job>, gate: watch::Sender<
             Ok((link, channel)) => {
                 tracing::info!(consumer = %plan.consumer, broker = %plan.broker.name, "the broker's channel is open");
                 gate.send_replace(None);
-                let since = Instant::now();
                 let session = Session {
                     plan: &plan,
                     events: link.events(),
@@ -91,13 +88,13 @@ pub async fn run(plan: Plan, mut jobs: mpsc::Receiver<Job>, gate: watch::Sender<
                     window: Window::default(),
                     careful,
                     blocked_since: None,
-                    unblocked_at: since,
+                    unblocked_at: Instant::now(),
                 };
                 match session.run(&mut jobs, &gate).await {
                     Closed::Finished => return,
-                    Closed::Lost { why, suspects } => {
+                    Closed::Lost { why, suspects, proved } => {
                         careful = suspects + 1;
-                        if since.elapsed() >= GOOD {
+                        if proved {
                             pause = PAUSE.0;
                         }
                         why
@@ -151,7 +148,13 @@ struct Session<'a> {
 
 enum Closed {
     Finished,
-    Lost { why: String, suspects: usize },
+    Lost {
+        why: String,
+        /// Messages that were out when the channel died.
+        suspects: usize,
+        /// It carried messages to their end: the next pause is the shortest again.
+        proved: bool,
+    },
 }
 
 /// What a session noticed.
@@ -317,6 +320,7 @@ impl Session<'_> {
     /// Drops the connection and settles what was on it.
     async fn lost(mut self, why: String) -> Closed {
         let suspects = if self.link.is_up() { self.window.len() } else { 0 };
+        let proved = self.careful == 0;
         self.link.kill();
         let end = Instant::now() + LAST_WORDS;
         while !self.window.is_empty() {
@@ -330,7 +334,7 @@ impl Session<'_> {
         for sender in self.window.abandon() {
             let _ = sender.send(Fate::Ambiguous(why.clone()));
         }
-        Closed::Lost { why, suspects }
+        Closed::Lost { why, suspects, proved }
     }
 }
 

@@ -1,5 +1,6 @@
 //! AMQP against a real RabbitMQ. What counts is what the queues hold and what the consumers wrote down, not our tables.
 
+mod faults;
 mod publish;
 
 use std::sync::Arc;

@@ -122,8 +122,11 @@ impl Client {
             let next = tokio::time::timeout(super::PATIENCE, stream.next()).await;
             let delivery = next.unwrap_or_else(|_| panic!("{queue} went silent after {} messages", read.len()));
             let delivery = delivery.expect("a message").expect("a message");
-            delivery.acker.ack(BasicAckOptions::default()).await.expect("an ack");
             read.push(delivery);
+            if read.len() % 100 == 0 || enough(&read) {
+                let acker = &read[read.len() - 1].acker;
+                acker.ack(BasicAckOptions { multiple: true }).await.expect("an ack");
+            }
         }
         read
     }

@@ -5,6 +5,7 @@
 
 pub mod broker;
 pub mod db;
+pub mod fault_proxy;
 pub mod process;
 pub mod receiver;
 pub mod script;
