@@ -25,7 +25,7 @@ use crate::model::outcome::Outcome;
 
 /// A consumer's edge, ready to make attempts.
 pub enum Edge {
-    Http(http::HttpEdge),
+    Http(Box<http::HttpEdge>),
     Amqp(amqp::AmqpEdge),
 }
 
@@ -53,7 +53,7 @@ impl Edge {
     /// runtime.
     pub fn new(consumer: &Consumer, reach: &Reach, keys: &Arc<amqp::token::AckKey>) -> Result<Self, error::EdgeError> {
         match &consumer.edge {
-            EdgeSpec::Http { .. } => Ok(Self::Http(http::HttpEdge::new(consumer, &reach.egress)?)),
+            EdgeSpec::Http { .. } => Ok(Self::Http(Box::new(http::HttpEdge::new(consumer, &reach.egress)?))),
             EdgeSpec::Amqp(spec) => {
                 let broker = reach.broker(&spec.broker).ok_or_else(|| error::EdgeError::Broker {
                     consumer: consumer.name.clone(),

@@ -157,7 +157,8 @@ enum Closed {
     },
 }
 
-/// What a session noticed.
+/// What a session noticed. Lives for one turn of its loop.
+#[allow(clippy::large_enum_variant)]
 enum Noticed {
     Event(Option<Event>),
     Done(Vec<Done<oneshot::Sender<Fate>>>),
