@@ -1,5 +1,6 @@
 //! fencepost: a transactional-outbox relay beside PostgreSQL.
 
+pub mod admin;
 pub mod cli;
 pub mod config;
 pub mod demo;

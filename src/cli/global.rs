@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::parser::ValueSource;
 use secrecy::SecretString;
 use tokio_postgres::Client;
 
@@ -21,12 +22,24 @@ pub struct Global {
     /// The database, before whatever the configuration says.
     #[arg(long, global = true, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
     database_url: Option<SecretString>,
+    #[arg(skip)]
+    database_url_is_typed: bool,
     /// Print JSON.
     #[arg(long, global = true)]
     json: bool,
 }
 
 impl Global {
+    /// Keeps what clap knows besides the values.
+    pub(super) fn note_sources(&mut self, matches: &clap::ArgMatches) {
+        self.database_url_is_typed = matches.value_source("database_url") == Some(ValueSource::CommandLine);
+    }
+
+    /// `--database-url` as typed, not as found in the environment.
+    pub fn typed_database_url(&self) -> Option<SecretString> {
+        self.database_url.clone().filter(|_| self.database_url_is_typed)
+    }
+
     pub fn output(&self) -> Output {
         if self.json { Output::Json } else { Output::Text }
     }

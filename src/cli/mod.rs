@@ -2,9 +2,12 @@
 //! prints. No SQL and no delivery logic lives here. Exit codes: 0 done, 1 failed or found something, 2 usage or
 //! configuration.
 
+mod alarms;
 mod check;
 mod consent;
 mod consumers;
+mod deliveries;
+mod demo;
 mod global;
 mod grant;
 pub mod logging;
@@ -13,10 +16,11 @@ mod output;
 mod run;
 mod secret;
 mod status;
+mod story;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use global::Global;
 
@@ -34,6 +38,8 @@ pub struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// The main job on a private PostgreSQL: consumers, tasks, crashes, and a report.
+    Demo(crate::demo::DemoOptions),
     /// Create or upgrade the schema; any number may run at once.
     Migrate(migrate::Args),
     /// Check configuration and connectivity and name every fault at once.
@@ -45,6 +51,16 @@ enum Command {
     Consumers(consumers::Command),
     /// Edges, what waits, alarms, relays, workers and shards; exit code 1 when something needs a person.
     Status(status::Args),
+    /// The whole story of one task, and why what it meant is not delivered yet; re-opens or cancels it.
+    Task(story::TaskArgs),
+    /// The whole story of one effect, and why it is not delivered yet.
+    Effect(story::EffectArgs),
+    /// Deliveries: list, tail, retry, resolve, skip, replay.
+    #[command(subcommand)]
+    Deliveries(deliveries::Command),
+    /// Alarms: list, resolve.
+    #[command(subcommand)]
+    Alarms(alarms::Command),
     /// Run the relay until SIGTERM or SIGINT.
     Run(run::Args),
     /// Signing secrets.
@@ -76,19 +92,35 @@ pub struct Usage(pub String);
 
 /// The exit code of a failure: 2 for usage and configuration, else 1.
 pub fn exit_code_of(error: &anyhow::Error) -> ExitCode {
-    if error.is::<Usage>() || error.is::<crate::config::Faults>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+    if error.is::<Usage>() || error.is::<crate::config::Faults>() {
+        return ExitCode::from(2);
+    }
+    error.downcast_ref::<crate::demo::Error>().map_or(ExitCode::FAILURE, |error| ExitCode::from(error.exit_code()))
 }
 
 impl Cli {
+    /// Reads the command line; help and usage errors end the process.
+    pub fn read() -> Self {
+        let matches = Self::command().get_matches();
+        let mut cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        cli.global.note_sources(&matches);
+        cli
+    }
+
     /// Does what was asked.
     pub async fn run(self) -> anyhow::Result<Exit> {
         let global = self.global;
         match self.command {
+            Command::Demo(options) => demo::run(&global, options).await,
             Command::Migrate(args) => migrate::run(&global, args).await,
             Command::Check(args) => check::run(&global, args).await,
             Command::Grant(args) => grant::run(&global, args).await,
             Command::Consumers(command) => consumers::run(&global, command).await,
             Command::Status(args) => status::run(&global, args).await,
+            Command::Task(args) => story::task(&global, args).await,
+            Command::Effect(args) => story::effect(&global, args).await,
+            Command::Deliveries(command) => deliveries::run(&global, command).await,
+            Command::Alarms(command) => alarms::run(&global, command).await,
             Command::Run(args) => run::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }
@@ -97,10 +129,10 @@ impl Cli {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use super::*;
 
     #[test]
     fn the_commands_are_well_formed() {
-        super::Cli::command().debug_assert();
+        Cli::command().debug_assert();
     }
 }

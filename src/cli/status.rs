@@ -6,6 +6,7 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use super::Exit;
+use super::alarms;
 use super::consumers::contract;
 use super::global::Global;
 use super::output::{self, Table, or_dash, span};
@@ -75,7 +76,7 @@ fn findings(status: &Status, lease: Duration) -> Vec<String> {
         }
     }
     for alarm in &status.alarms {
-        found.push(format!("alarm {} {}: {}", alarm.name, alarm.object, alarm.detail));
+        found.push(format!("alarm {} {}: {} (fencepost alarms resolve)", alarm.name, alarm.object, alarm.detail));
     }
     let silent = |age: f64, lease: Duration| age > 3.0 * lease.as_secs_f64();
     for Relay { name, relay, age_seconds, .. } in
@@ -104,7 +105,12 @@ fn render(report: &Report) -> String {
             flights.count, flights.deliveries
         ));
     }
-    for section in [alarms(status), relays(&status.relays), workers(&status.workers), shards(&status.shards)] {
+    for section in [
+        alarms::table(&status.alarms).render(""),
+        relays(&status.relays),
+        workers(&status.workers),
+        shards(&status.shards),
+    ] {
         if !section.is_empty() {
             text.push_str(&format!("\n{section}"));
         }
@@ -155,14 +161,6 @@ fn state(edge: &Edge) -> String {
         (_, _, Some(seconds)) => format!("asked to wait {}", span(seconds)),
         _ => "active".into(),
     }
-}
-
-fn alarms(status: &Status) -> String {
-    let mut table = Table::new(&["alarm", "object", "count", "last", "detail"]);
-    for a in &status.alarms {
-        table.row([a.name.clone(), a.object.clone(), a.count.to_string(), a.last_at.clone(), a.detail.clone()]);
-    }
-    table.render("")
 }
 
 fn relays(relays: &[Relay]) -> String {

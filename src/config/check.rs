@@ -74,6 +74,7 @@ pub(super) fn egress(reading: &mut Reading) -> EgressPolicy {
 
 pub(super) fn combinations(reading: &mut Reading) {
     let (relay, retry) = (reading.sections.relay.clone(), reading.sections.retry.clone());
+    let breaker = reading.sections.breaker.clone();
     let revision = reading.sections.revision;
     // Each rule: what breaks it, the key, what is wrong, what to write.
     let rules = [
@@ -130,6 +131,8 @@ pub(super) fn combinations(reading: &mut Reading) {
         ("relay.flight_bytes", relay.flight_bytes, 1 << 30),
         ("relay.bytes_in_flight", relay.bytes_in_flight, 1 << 36),
         ("retry.short_budget", u64::from(retry.short_budget), 1_000),
+        ("breaker.consecutive", u64::from(breaker.consecutive), 100_000),
+        ("breaker.ratio_of", u64::from(breaker.ratio_of), 100_000),
     ];
     for (key, value, most) in counts {
         if value == 0 || value > most {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::brokers::BrokerSection;
 use crate::edge::egress::PrivateNetworks;
 use crate::model::consumer::ConsumerEntry;
-use crate::relay::options::{Options, RetryOptions};
+use crate::relay::options::{BreakerOptions, Options, RetryOptions};
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -21,6 +21,7 @@ pub struct Sections {
     pub database: DatabaseSection,
     pub relay: RelaySection,
     pub retry: RetrySection,
+    pub breaker: BreakerSection,
     pub http: HttpSection,
     pub brokers: BTreeMap<String, BrokerSection>,
     pub admin: AdminSection,
@@ -76,6 +77,20 @@ pub struct RetrySection {
     pub in_progress_max: Duration,
     #[serde(with = "duration_text")]
     pub retry_after_max: Duration,
+}
+
+/// [`BreakerOptions`] as a person writes them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BreakerSection {
+    pub consecutive: u32,
+    pub ratio_of: u32,
+    #[serde(with = "duration_text")]
+    pub window: Duration,
+    #[serde(with = "duration_text")]
+    pub probe: Duration,
+    #[serde(with = "duration_text")]
+    pub probe_max: Duration,
 }
 
 /// Where HTTP consumers may be.
@@ -142,6 +157,19 @@ impl Default for RetrySection {
     }
 }
 
+impl Default for BreakerSection {
+    fn default() -> Self {
+        let breaker = BreakerOptions::default();
+        Self {
+            consecutive: breaker.consecutive,
+            ratio_of: breaker.ratio_of,
+            window: breaker.window,
+            probe: breaker.probe,
+            probe_max: breaker.probe_max,
+        }
+    }
+}
+
 impl Default for AdminSection {
     fn default() -> Self {
         Self { listen: SocketAddr::from(([127, 0, 0, 1], 9187)), allow_remote: false }
@@ -155,9 +183,9 @@ impl Default for LogSection {
 }
 
 impl Sections {
-    /// The relay's options, `[relay]` and `[retry]` together.
+    /// The relay's options, `[relay]`, `[retry]` and `[breaker]` together.
     pub fn options(&self) -> Options {
-        let (relay, retry) = (self.relay.clone(), self.retry.clone());
+        let (relay, retry, breaker) = (self.relay.clone(), self.retry.clone(), self.breaker.clone());
         Options {
             name: relay.name,
             shard_lease: relay.shard_lease,
@@ -177,6 +205,13 @@ impl Sections {
                 short_budget: retry.short_budget,
                 in_progress_max: retry.in_progress_max,
                 retry_after_max: retry.retry_after_max,
+            },
+            breaker: BreakerOptions {
+                consecutive: breaker.consecutive,
+                ratio_of: breaker.ratio_of,
+                window: breaker.window,
+                probe: breaker.probe,
+                probe_max: breaker.probe_max,
             },
         }
     }

@@ -100,27 +100,28 @@ pub async fn run(options: DemoOptions, show: impl FnOnce(&Report)) -> Result<Rep
     let started = Instant::now();
     let mut crew = Crew::start(&stage, &bodies);
     let mut progress = Progress::new(tasks);
+    eprintln!("{tasks} tasks, {} workers, 2 consumers, 1 relay; {}", workers::WORKERS, stage.describe());
 
-    let mut last = (0, Instant::now());
+    let mut last = ((0, 0, 0), Instant::now());
     let open = loop {
         tokio::time::sleep(TICK).await;
-        crew.check().await?;
+        crew.check()?;
         relay.check()?;
-        let (received, promised) = (consumers.received(), crew.tally().promised());
-        progress.show(crew.tally().completed(), received, relay.kills());
-        let expected = promised.max(u64::from(tasks) * 2);
+        let (completed, received, promised) = (crew.tally().completed(), consumers.received(), crew.tally().promised());
+        progress.show(completed, received, relay.kills());
+        let expected = if crew.is_done() { promised } else { u64::from(tasks) * 2 };
         if KILL_AT.get(relay.kills() as usize).is_some_and(|share| received as f64 >= share * expected as f64) {
             relay.kill_and_restart().await?;
         }
-        if !crew.is_done() || received < promised {
-            continue;
-        }
-        let (settled, open) = stage.settled().await?;
-        if settled != last.0 {
-            last = (settled, Instant::now());
-        }
-        if open == 0 || last.1.elapsed() > STALLED {
+        let stalled = last.1.elapsed() > STALLED;
+        let all_there = crew.is_done() && received >= promised;
+        let (settled, open) = if all_there || stalled { stage.settled().await? } else { (0, 1) };
+        if stalled || (open == 0 && relay.kills() as usize == KILL_AT.len()) {
             break open;
+        }
+        let now = (completed, received, settled);
+        if now != last.0 {
+            last = (now, Instant::now());
         }
     };
     progress.done();

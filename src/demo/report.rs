@@ -25,6 +25,10 @@ pub struct Report {
     pub deliveries: BTreeMap<String, Tokens>,
     /// Attempts whose outcome nobody wrote: their relay was killed.
     pub attempts_without_outcome: i64,
+    /// Deliveries of which an attempt may or may not have taken effect.
+    pub doubts: i64,
+    /// Of those, how many the consumer's own word has ended.
+    pub doubts_resolved: i64,
     pub relay_kills: u32,
     pub workers_killed: u64,
     pub workers_paused: u64,
@@ -69,12 +73,15 @@ impl Report {
         let run = format!("demo-{}-%", stage.run);
         let (completions, late) = completions(&client, &run).await?;
         let (latency_p50_ms, latency_p99_ms, deliveries_per_second) = speed(&client, &run).await?;
+        let (doubts, doubts_resolved) = doubts(&client, &run).await?;
         Ok(Self {
             seconds: took.as_secs_f64(),
             completions,
             late,
             deliveries: deliveries(&client, &run).await?,
             attempts_without_outcome: without_outcome(&client, &run).await?,
+            doubts,
+            doubts_resolved,
             relay_kills,
             workers_killed: tally.killed(),
             workers_paused: tally.paused(),
@@ -119,6 +126,21 @@ async fn without_outcome(client: &Client, run: &str) -> Result<i64> {
                select count(*) from fencepost.attempts a join fencepost.effects e on e.id = a.effect_id
                where a.token = 'lost' and e.task_id like $1";
     Ok(client.query_one(sql, &[&run]).await?.get(0))
+}
+
+async fn doubts(client: &Client, run: &str) -> Result<(i64, i64)> {
+    let sql = "-- demo::doubts
+               with d as (
+                   select distinct a.effect_id, a.consumer_id
+                   from fencepost.attempts a join fencepost.effects e on e.id = a.effect_id
+                   where a.token = 'ambiguous' and e.task_id like $1
+               )
+               select count(*), count(*) filter (where exists (
+                   select from fencepost.ledger l
+                   where l.effect_id = d.effect_id and l.consumer_id = d.consumer_id and l.token in ('applied', 'duplicate')))
+               from d";
+    let row = client.query_one(sql, &[&run]).await?;
+    Ok((row.get(0), row.get(1)))
 }
 
 async fn speed(client: &Client, run: &str) -> Result<(f64, f64, f64)> {
@@ -189,6 +211,13 @@ impl fmt::Display for Report {
         writeln!(f, "duplicates    {absorbed} absorbed by {BILLING}")?;
         writeln!(
             f,
+            "doubt         {} deliveries had an ambiguous attempt; the consumer's own word resolved {}, a bare 2xx ended {}",
+            self.doubts,
+            self.doubts_resolved,
+            self.doubts - self.doubts_resolved
+        )?;
+        writeln!(
+            f,
             "relay         killed {} times; {} attempts it left without an outcome, made again",
             self.relay_kills, self.attempts_without_outcome
         )?;
@@ -223,6 +252,8 @@ mod tests {
             late: 1,
             deliveries: [(BILLING.into(), [("applied".into(), 9)].into())].into(),
             attempts_without_outcome: 4,
+            doubts: 3,
+            doubts_resolved: 2,
             relay_kills: 2,
             workers_killed: 1,
             workers_paused: 1,

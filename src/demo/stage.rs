@@ -8,12 +8,14 @@ use deadpool_postgres::Pool;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use super::consumers::Consumers;
+use super::consumers::{ANALYTICS, BILLING, Consumers};
 use super::embedded::guardian::Guardian;
 use super::embedded::postgres::{Durability, PrivatePostgres};
 use super::relay::Relay;
 use super::{Error, Result};
 use crate::inbox::Inbox;
+use crate::store::audit::Reason;
+use crate::store::consumers::{self, StateChange};
 use crate::store::{Database, schema};
 
 const TABLES: &str = include_str!("stage.sql");
@@ -58,6 +60,14 @@ impl Stage {
         client.batch_execute(&format!("-- demo::stage\ncreate schema {}", self.schema())).await?;
         client.batch_execute(&TABLES.replace("{schema}", &self.schema())).await?;
         Ok(self.inbox()?.install(&client).await?)
+    }
+
+    /// Where the run happens, in a few words.
+    pub fn describe(&self) -> String {
+        match &self.private {
+            Some(server) => format!("a private PostgreSQL from {}", server.bin().display()),
+            None => "your database".into(),
+        }
     }
 
     /// The schema of everything that is not fencepost's.
@@ -130,14 +140,22 @@ impl Stage {
         )
     }
 
-    /// Removes what the run made outside of fencepost's own schema. A private server goes as a whole.
+    /// Retires the consumers, which are gone, and removes what the run made outside of fencepost's own schema. A private
+    /// server goes as a whole.
     pub async fn strike(self) -> Result<()> {
         if self.private.is_none() {
-            let client = self.database.connect().await?;
+            let mut client = self.database.connect().await?;
+            let names = [BILLING, ANALYTICS].map(str::to_owned);
+            consumers::change_state(&mut client, StateChange::Retire, &names, &reason()).await?;
             client.batch_execute(&format!("-- demo::strike\ndrop schema {} cascade", self.schema())).await?;
         }
         Ok(())
     }
+}
+
+fn reason() -> Reason {
+    // Unwrap safety: a short text.
+    "the demo ended".parse().expect("a reason")
 }
 
 /// A configuration for the relay of this run.

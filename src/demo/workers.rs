@@ -18,7 +18,7 @@ use crate::model::key::{EffectKey, KeyError, TaskId};
 use crate::producer::{self, Effect, ErrorKind, Lease, NewTask, Payload, Worker};
 use crate::store::Database;
 
-const WORKERS: u32 = 8;
+pub const WORKERS: u32 = 8;
 const LEASE: Duration = Duration::from_secs(2);
 const BATCH: u32 = 8;
 const IDLE: Duration = Duration::from_millis(50);
@@ -147,7 +147,7 @@ impl Crew {
     }
 
     /// Replaces the dead; an error of a worker is the run's.
-    pub async fn check(&mut self) -> Result<()> {
+    pub fn check(&mut self) -> Result<()> {
         while let Some(ended) = self.workers.try_join_next() {
             match ended.map_err(|e| bug(std::io::Error::other(e)))?? {
                 End::NothingLeft => {}

@@ -136,9 +136,9 @@ pub fn conclude(
         Circumstances {
             contract: consumer.contract,
             definite_statuses: &consumer.definite_statuses,
-            ack_timeout: consumer.ack_timeout,
             trouble: &delivery.trouble,
             retry,
+            ack_timeout: consumer.ack_timeout,
             jitter: rand::random(),
         },
     );

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::lease::ShardLease;
+use super::lease::LeaseHold;
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, FlightSeq};
 use crate::store::parking::{Trouble, Turn};
@@ -18,7 +18,7 @@ use crate::store::settle::DeliveryId;
 pub struct Delivery {
     pub effect: Arc<Effect>,
     pub consumer: ConsumerId,
-    pub lease: Arc<ShardLease>,
+    pub lease: LeaseHold,
     pub trouble: Trouble,
     pub expired: bool,
     pub origin: Origin,

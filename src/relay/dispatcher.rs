@@ -10,19 +10,23 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::attempt::{self, Ended, Served, Shared};
+use super::breaker::Report;
 use super::delivery::Delivery;
 use super::gate::{Class, Competing, Gate, Shut};
 use super::lane::{Lane, Offer, WasParked};
 use super::lease::ShardLease;
+use super::options::BreakerOptions;
 use super::settle::{Next, Parking, Signal, outlived_retain};
 use super::settler::{Settlement, Verdict};
+use super::words::Words;
 use crate::edge::error::report;
 use crate::model::consumer::Ordering;
-use crate::model::key::{ConsumerId, Shard};
+use crate::model::key::{ConsumerId, Shard, ShardEpoch};
+use crate::model::outcome::{AckReading, End, Outcome};
 use crate::model::token::{Fact, Waiting};
+use crate::store::alarms;
 use crate::store::parking::Room;
 use crate::store::settle::{Durability, Moment};
-use crate::store::{alarms, gates};
 
 /// Deliveries from the parking lot that one lane takes in hand at once.
 const RETRIES_IN_HAND: usize = 256;
@@ -40,10 +44,16 @@ pub enum Command {
     },
     Lost {
         shard: Shard,
+        epoch: ShardEpoch,
+    },
+    /// The shard is to be handed over: what waits is parked, what is out is waited for.
+    Yield {
+        shard: Shard,
     },
     Offer(Vec<Delivery>),
-    /// The state all relays share, as just read.
+    /// The state all relays share, by a reading that began at `asked`.
     State {
+        asked: Instant,
         paused: bool,
         shut_for: Option<Duration>,
     },
@@ -67,14 +77,20 @@ pub enum Command {
 pub struct Dispatcher(mpsc::UnboundedSender<Command>);
 
 impl Dispatcher {
-    pub fn start(served: Arc<Served>, shared: Shared, park_after: Duration) -> (Self, tokio::task::JoinHandle<()>) {
+    pub fn start(
+        served: Arc<Served>,
+        shared: Shared,
+        park_after: Duration,
+        breaker: BreakerOptions,
+    ) -> (Self, tokio::task::JoinHandle<()>) {
         let (sender, commands) = mpsc::unbounded_channel();
-        let gate = Gate::new(served.consumer.concurrency, served.consumer.rate, Instant::now());
+        let gate = Gate::new(served.consumer.concurrency, served.consumer.rate, breaker, Instant::now());
         let state = State {
             served,
             shared,
             park_after,
             gate,
+            words: Words::default(),
             lanes: HashMap::new(),
             attempts: JoinSet::new(),
             draining: false,
@@ -105,6 +121,7 @@ struct State {
     shared: Shared,
     park_after: Duration,
     gate: Gate,
+    words: Words,
     lanes: HashMap<Shard, (Arc<ShardLease>, Lane)>,
     attempts: JoinSet<(Class, Ended)>,
     draining: bool,
@@ -151,18 +168,30 @@ impl State {
                 let lane = Lane::new(self.ordering(), blocked);
                 self.lanes.insert(lease.shard, (lease, lane));
             }
-            Command::Lost { shard } => {
+            Command::Lost { shard, epoch } => {
                 // What waited was never sent: the flight or the parked row is the new owner's now.
-                self.lanes.remove(&shard);
+                if self.lanes.get(&shard).is_some_and(|(lease, _)| lease.epoch == epoch) {
+                    self.lanes.remove(&shard);
+                }
+            }
+            Command::Yield { shard } => {
+                let waiting_now = self.lanes.get_mut(&shard).map(|(_, lane)| lane.take_all()).unwrap_or_default();
+                self.park_unattempted(waiting_now, "its shard went to another relay before its attempt");
             }
             Command::Offer(deliveries) => deliveries.into_iter().for_each(|delivery| self.offer(delivery)),
-            Command::State { paused, shut_for } => {
-                if paused {
-                    self.gate.pause()
-                } else {
-                    self.gate.resume()
+            Command::State { asked, paused, shut_for } => {
+                let floor = shut_for.map(|wait| Instant::now() + wait);
+                let current = self.words.known_to(asked);
+                match paused {
+                    true => self.gate.pause(),
+                    false if current => self.gate.resume(),
+                    false => {}
                 }
-                self.gate.set_not_before(shut_for.map(|wait| Instant::now() + wait));
+                match floor {
+                    floor if current => self.gate.set_not_before(floor),
+                    Some(floor) => self.gate.not_before(floor),
+                    None => {}
+                }
             }
             Command::Serve(served) => {
                 self.gate.set_limits(served.consumer.concurrency, served.consumer.rate, Instant::now());
@@ -183,11 +212,15 @@ impl State {
         }
     }
 
+    /// The lane a delivery belongs to; `None` where its shard was lost since, be it ours again.
+    fn lane_of(&mut self, shard: Shard, epoch: ShardEpoch) -> Option<&mut Lane> {
+        self.lanes.get_mut(&shard).filter(|(lease, _)| lease.epoch == epoch).map(|(_, lane)| lane)
+    }
+
     fn offer(&mut self, delivery: Delivery) {
-        let shard = delivery.lease.shard;
+        let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
         let shut = self.gate.is_shut_for(self.park_after, Instant::now());
-        let Some((_, lane)) = self.lanes.get_mut(&shard).filter(|(lease, _)| lease.epoch == delivery.lease.epoch)
-        else {
+        let Some(lane) = self.lane_of(shard, epoch) else {
             // Its shard was lost on the way here, and the delivery with it.
             return;
         };
@@ -208,13 +241,12 @@ impl State {
     fn start_attempts(&mut self) -> Option<Instant> {
         let mut wake = None;
         for class in [Class::Retry, Class::Fresh] {
-            loop {
-                let Some(shard) = self.lane_with(class) else { break };
+            while let Some(shard) = self.lane_with(class) {
                 let other = if class == Class::Retry { Class::Fresh } else { Class::Retry };
                 let competing = if self.lane_with(other).is_some() { Competing::Yes } else { Competing::No };
                 match self.gate.enter(class, competing, Instant::now()) {
                     Ok(()) => self.start_one(shard, class),
-                    Err(Shut::NotBefore(moment) | Shut::Rate(moment)) => {
+                    Err(Shut::NotBefore(moment) | Shut::Rate(moment) | Shut::Broken(moment)) => {
                         wake = Some(moment);
                         break;
                     }
@@ -247,6 +279,7 @@ impl State {
         });
         let Some(delivery) = taken else {
             self.gate.leave(class);
+            self.gate.withdrawn(Instant::now());
             return;
         };
         if let Some(delivery) = self.ended_before_its_attempt(delivery) {
@@ -254,6 +287,7 @@ impl State {
             self.attempts.spawn(async move { (class, Box::pin(attempt::attempt(delivery, served, shared)).await) });
         } else {
             self.gate.leave(class);
+            self.gate.withdrawn(Instant::now());
         }
     }
 
@@ -283,13 +317,15 @@ impl State {
             Ended::NotStarted(delivery) => {
                 // Its shard is lost, or it has ended elsewhere: dropped, and its key is free.
                 self.free(&delivery);
+                self.gate.withdrawn(Instant::now());
                 return;
             }
         };
-        let shard = delivery.lease.shard;
+        self.report(&outcome);
+        let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
         let was_parked = WasParked::of(&delivery);
-        let name = &self.served.consumer.name;
-        let key = self.lanes.get(&shard).and_then(|(_, lane)| lane.key(&delivery).map(ToString::to_string));
+        let name = self.served.consumer.name.clone();
+        let key = self.lane_of(shard, epoch).and_then(|lane| lane.key(&delivery).map(ToString::to_string));
         let effect_key = delivery.effect.key.to_string();
         let (decision, settlement) = attempt::conclude(delivery, &outcome, &self.served, &self.shared.retry);
         metrics::counter!("fencepost_attempts_total", "consumer" => name.clone(), "token" => decision.attempt.as_str())
@@ -303,13 +339,13 @@ impl State {
                 if *fact == Fact::Conflict {
                     self.raise(alarms::Alarm::Conflict, format!("{name}/{effect_key}"), "same key, other payload");
                 }
-                if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                if let Some(lane) = self.lane_of(shard, epoch) {
                     lane.ended(key.as_deref(), was_parked);
                 }
             }
             Next::Park(parking) => {
                 tracing::info!(consumer = %name, key = %effect_key, attempt = %decision.attempt, next = %parking.state, reason = %parking.reason, "parked");
-                if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                if let Some(lane) = self.lane_of(shard, epoch) {
                     behind = lane.parked(key.as_deref(), was_parked, parking.state);
                 }
             }
@@ -321,30 +357,34 @@ impl State {
         }
     }
 
-    fn heed(&mut self, signal: Signal) {
-        let (pool, id) = (self.shared.pool.clone(), self.consumer_id());
-        match signal {
-            Signal::Gone => {
-                self.gate.pause();
-                tokio::spawn(async move {
-                    if let Ok(client) = pool.get().await
-                        && let Err(error) = gates::pause(&client, id, "the consumer answered 410 Gone").await
-                    {
-                        tracing::warn!(error = %report(&error), "a pause could not be written");
-                    }
-                });
+    /// What the attempt says about the consumer as a whole.
+    fn report(&mut self, outcome: &Outcome) {
+        let was_broken = self.gate.is_broken();
+        let report = match &outcome.end {
+            End::NotDelivered | End::Ambiguous => Report::Failing,
+            End::Answered { status: 500.., ack: AckReading::Silent | AckReading::Malformed { .. } } => Report::Failing,
+            End::Answered { .. } | End::Confirmed | End::Unroutable | End::Refused => Report::Healthy,
+            // Not tried: the edge opens again by itself.
+            End::Shut => return self.gate.withdrawn(Instant::now()),
+        };
+        self.gate.report(report, Instant::now());
+        let name = &self.served.consumer.name;
+        match (was_broken, self.gate.is_broken()) {
+            (false, true) => {
+                tracing::warn!(consumer = %name, "the consumer does not answer: its breaker opens");
+                metrics::counter!("fencepost_breaker_opened_total", "consumer" => name.clone()).increment(1);
             }
-            Signal::NotBefore(wait) => {
-                self.gate.not_before(Instant::now() + wait);
-                tokio::spawn(async move {
-                    if let Ok(client) = pool.get().await
-                        && let Err(error) = gates::not_before(&client, id, wait).await
-                    {
-                        tracing::warn!(error = %report(&error), "a floor could not be written");
-                    }
-                });
-            }
+            (true, false) => tracing::info!(consumer = %name, "the consumer answers again: its breaker closes"),
+            _ => {}
         }
+    }
+
+    fn heed(&mut self, signal: Signal) {
+        match signal {
+            Signal::Gone => self.gate.pause(),
+            Signal::NotBefore(wait) => self.gate.not_before(Instant::now() + wait),
+        }
+        self.words.pass_on(self.shared.pool.clone(), self.consumer_id(), signal);
     }
 
     fn raise(&self, alarm: alarms::Alarm, object: String, detail: &'static str) {
@@ -392,7 +432,7 @@ impl State {
         }
         let room = |(shard, (lease, lane)): (&Shard, &(Arc<ShardLease>, Lane))| {
             let rows = RETRIES_IN_HAND.saturating_sub(lane.retries_len());
-            (rows > 0 && lease.is_alive()).then_some(Room {
+            (rows > 0 && lease.is_alive() && !lease.gives_way()).then_some(Room {
                 shard: *shard,
                 consumer: self.consumer_id(),
                 rows: rows as u32,
@@ -407,16 +447,18 @@ impl State {
         }
         self.draining = true;
         let waiting_now: Vec<Delivery> = self.lanes.values_mut().flat_map(|(_, lane)| lane.take_all()).collect();
-        for delivery in waiting_now.into_iter().filter(|delivery| !delivery.is_parked()) {
-            self.park(
-                delivery,
-                waiting(Waiting::Backlog, Some(Duration::ZERO), "the relay stopped before its attempt"),
-            );
+        self.park_unattempted(waiting_now, "the relay stopped before its attempt");
+    }
+
+    /// Those that are parked already keep their rows.
+    fn park_unattempted(&mut self, deliveries: Vec<Delivery>, why: &str) {
+        for delivery in deliveries.into_iter().filter(|delivery| !delivery.is_parked()) {
+            self.park(delivery, waiting(Waiting::Backlog, Some(Duration::ZERO), why));
         }
     }
 
     fn free(&mut self, delivery: &Delivery) {
-        if let Some((_, lane)) = self.lanes.get_mut(&delivery.lease.shard) {
+        if let Some(lane) = self.lane_of(delivery.lease.shard, delivery.lease.epoch) {
             let key = lane.key(delivery).map(ToString::to_string);
             lane.ended(key.as_deref(), WasParked::of(delivery));
         }
@@ -425,7 +467,7 @@ impl State {
     /// Parks a delivery that was on its way, and those behind it.
     fn park_in_order(&mut self, delivery: Delivery, parking: Parking) {
         let mut behind = Vec::new();
-        if let Some((_, lane)) = self.lanes.get_mut(&delivery.lease.shard) {
+        if let Some(lane) = self.lane_of(delivery.lease.shard, delivery.lease.epoch) {
             let key = lane.key(&delivery).map(ToString::to_string);
             behind = lane.parked(key.as_deref(), WasParked::of(&delivery), parking.state);
         }

@@ -1,9 +1,13 @@
-//! A consumer's gate: whether one more attempt may start now. Pause, `Retry-After` floor, rate and concurrency; no I/O.
+//! A consumer's gate: whether one more attempt may start now. Breaker, pause, `Retry-After` floor, rate and
+//! concurrency; no I/O.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use super::breaker::{Admission, Breaker, Report};
+use super::options::BreakerOptions;
 
 /// Fresh work and retries have shares of their own, so that neither starves the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,6 +22,8 @@ pub enum Shut {
     Paused,
     /// Until the moment the consumer named.
     NotBefore(Instant),
+    /// The breaker is open, until its next probe.
+    Broken(Instant),
     /// Until the next token of the rate.
     Rate(Instant),
     /// Until an attempt of this class ends.
@@ -30,6 +36,7 @@ pub struct Gate {
     rate: Option<Bucket>,
     paused: bool,
     not_before: Option<Instant>,
+    breaker: Breaker,
     fresh: u32,
     retries: u32,
 }
@@ -43,8 +50,9 @@ struct Bucket {
 }
 
 impl Gate {
-    pub fn new(concurrency: NonZeroU32, rate: Option<NonZeroU32>, now: Instant) -> Self {
-        let mut gate = Self { concurrency, rate: None, paused: false, not_before: None, fresh: 0, retries: 0 };
+    pub fn new(concurrency: NonZeroU32, rate: Option<NonZeroU32>, breaker: BreakerOptions, now: Instant) -> Self {
+        let breaker = Breaker::new(breaker);
+        let mut gate = Self { concurrency, rate: None, paused: false, not_before: None, breaker, fresh: 0, retries: 0 };
         gate.set_limits(concurrency, rate, now);
         gate
     }
@@ -80,7 +88,8 @@ impl Gate {
 
     /// Whether nothing but time or an operator can open it: what comes meanwhile had better be parked.
     pub fn is_shut_for(&self, longer_than: Duration, now: Instant) -> bool {
-        self.paused || self.not_before.is_some_and(|moment| moment > now + longer_than)
+        let broken = matches!(self.breaker.admission(now), Admission::ShutUntil(moment) if moment > now + longer_than);
+        self.paused || broken || self.not_before.is_some_and(|moment| moment > now + longer_than)
     }
 
     /// Takes a place for one attempt. `competing` tells whether the other class has work waiting.
@@ -90,6 +99,12 @@ impl Gate {
         }
         if let Some(moment) = self.not_before.filter(|moment| *moment > now) {
             return Err(Shut::NotBefore(moment));
+        }
+        let admission = self.breaker.admission(now);
+        match admission {
+            Admission::Free | Admission::Probe => {}
+            Admission::ShutUntil(moment) => return Err(Shut::Broken(moment)),
+            Admission::Probing => return Err(Shut::Full),
         }
         let limit = self.concurrency.get();
         let share = match (class, competing) {
@@ -107,11 +122,28 @@ impl Gate {
         if let Some(bucket) = &mut self.rate {
             bucket.take(now)?;
         }
+        if admission == Admission::Probe {
+            self.breaker.probe();
+        }
         match class {
             Class::Fresh => self.fresh += 1,
             Class::Retry => self.retries += 1,
         }
         Ok(())
+    }
+
+    /// The attempt came back and says so much about the consumer.
+    pub fn report(&mut self, report: Report, now: Instant) {
+        self.breaker.report(report, now);
+    }
+
+    /// The attempt never left.
+    pub fn withdrawn(&mut self, now: Instant) {
+        self.breaker.probe_withdrawn(now);
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.breaker.is_open()
     }
 
     /// Gives the place back.
@@ -149,7 +181,7 @@ mod tests {
     use super::*;
 
     fn gate(concurrency: u32, rate: Option<u32>, now: Instant) -> Gate {
-        Gate::new(NonZeroU32::new(concurrency).unwrap(), rate.and_then(NonZeroU32::new), now)
+        Gate::new(NonZeroU32::new(concurrency).unwrap(), rate.and_then(NonZeroU32::new), BreakerOptions::default(), now)
     }
 
     fn entered(gate: &mut Gate, class: Class, competing: Competing, now: Instant) -> usize {
@@ -215,6 +247,18 @@ mod tests {
         gate.not_before(now + Duration::from_secs(1));
         assert_eq!(gate.enter(Class::Fresh, Competing::No, now), Err(Shut::NotBefore(later)));
         assert_eq!(gate.enter(Class::Fresh, Competing::No, later), Ok(()));
+    }
+
+    #[test]
+    fn behind_an_open_breaker_one_probe_goes() {
+        let now = Instant::now();
+        let mut gate = gate(8, None, now);
+        (0..10).for_each(|_| gate.report(Report::Failing, now));
+        let probe_at = now + Duration::from_secs(5);
+        assert_eq!(gate.enter(Class::Fresh, Competing::No, now), Err(Shut::Broken(probe_at)));
+        assert_eq!(entered(&mut gate, Class::Fresh, Competing::No, probe_at), 1);
+        gate.report(Report::Healthy, probe_at);
+        assert_eq!(entered(&mut gate, Class::Fresh, Competing::No, probe_at), 7);
     }
 
     #[test]

@@ -21,10 +21,13 @@ use crate::edge::error::report;
 use crate::model::key::{Shard, ShardEpoch};
 use crate::model::token::TickToken;
 use crate::store::session::Session;
-use crate::store::{Database, Result, alarms, flights, parking, relays, shards};
+use crate::store::shards::Roster;
+use crate::store::{self, Database, Result, alarms, flights, parking, relays, shards};
 
-/// How often a relay looks for shards it could take.
+/// How often a relay looks for shards while others hold some.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often it looks whether a shard it gives way in is free of deliveries.
+const YIELD_LOOK: Duration = Duration::from_millis(20);
 
 pub struct Keeper {
     pub database: Database,
@@ -74,16 +77,59 @@ impl Keeper {
                 renew_at = Instant::now() + self.renew_every;
                 self.renew(session).await?;
             }
+            self.release_lost(session).await?;
+            let mut look_at = renew_at;
             if !stop.is_cancelled() {
-                self.take_over(session).await?;
+                let roster = shards::roster(session.client(), self.lease).await?;
+                let share = roster.share_of(self.relay);
+                self.yield_above(share, session).await?;
+                self.take_over(session, &roster, share).await?;
+                if self.held.len() < roster.shards {
+                    look_at = look_at.min(Instant::now() + LOOK_EVERY);
+                }
             }
-            let next = renew_at.min(Instant::now() + LOOK_EVERY);
+            if self.held.values().any(|lease| lease.gives_way()) {
+                look_at = look_at.min(Instant::now() + YIELD_LOOK);
+            }
             tokio::select! {
                 () = release.cancelled() => return Ok(()),
-                () = tokio::time::sleep_until(next) => {}
+                () = tokio::time::sleep_until(look_at) => {}
                 () = self.bell.shards.notified() => {}
             }
         }
+    }
+
+    /// Above its share a relay stops reading, lets what is out come back, and gives the shard up. Never is an unexpired
+    /// lease taken from anybody.
+    async fn yield_above(&mut self, share: usize, session: &Session) -> Result<()> {
+        let staying = self.held.values().filter(|lease| !lease.gives_way()).count();
+        let too_many: Vec<Shard> = self
+            .held
+            .values()
+            .filter(|lease| !lease.gives_way())
+            .map(|lease| lease.shard)
+            .take(staying.saturating_sub(share))
+            .collect();
+        for shard in too_many {
+            self.held[&shard].give_way();
+            let _ = self.reader.send(reader::Command::LetGo(shard));
+            self.router.yield_shard(shard);
+        }
+        let free: Vec<(Shard, ShardEpoch)> = self
+            .held
+            .values()
+            .filter(|lease| lease.gives_way() && lease.is_free())
+            .map(|lease| (lease.shard, lease.epoch))
+            .collect();
+        if free.is_empty() {
+            return Ok(());
+        }
+        for (shard, _) in &free {
+            self.forget(*shard);
+        }
+        shards::release(session.client(), self.relay, &free).await?;
+        tracing::info!(shards = free.len(), "shards handed over");
+        Ok(())
     }
 
     async fn renew(&mut self, session: &Session) -> Result<()> {
@@ -104,30 +150,61 @@ impl Keeper {
         relays::tick(session.client(), self.relay, token).await
     }
 
+    /// The reader may have found a shard lost that the database still calls ours: nobody would work on it for as long as
+    /// we renew it.
+    async fn release_lost(&mut self, session: &Session) -> Result<()> {
+        let lost: Vec<(Shard, ShardEpoch)> =
+            self.held.values().filter(|lease| lease.is_lost()).map(|lease| (lease.shard, lease.epoch)).collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        shards::release(session.client(), self.relay, &lost).await?;
+        for (shard, _) in lost {
+            self.lose(shard);
+        }
+        Ok(())
+    }
+
     fn lose(&mut self, shard: Shard) {
-        if let Some(lease) = self.held.remove(&shard) {
-            lease.lose();
+        if let Some(lease) = self.forget(shard) {
             tracing::warn!(%shard, epoch = lease.epoch.0, "the shard's lease was lost");
             metrics::counter!("fencepost_shards_lost_total").increment(1);
-            self.router.lost(shard);
-            let _ = self.reader.send(reader::Command::Lost(shard));
         }
     }
 
-    async fn take_over(&mut self, session: &mut Session) -> Result<()> {
-        let claimable = shards::claimable(session.client()).await?;
+    fn forget(&mut self, shard: Shard) -> Option<Arc<ShardLease>> {
+        let lease = self.held.remove(&shard)?;
+        lease.lose();
+        self.router.lost(shard, lease.epoch);
+        let _ = self.reader.send(reader::Command::Lost(shard));
+        Some(lease)
+    }
+
+    async fn take_over(&mut self, session: &mut Session, roster: &Roster, share: usize) -> Result<()> {
+        for shard in &roster.claimable {
+            self.lose(*shard);
+        }
+        let room = share.saturating_sub(self.held.len());
+        let claimable: Vec<Shard> = roster.claimable.iter().copied().take(room).collect();
         if claimable.is_empty() {
             return Ok(());
         }
         // Outcomes of our own, from before an outage, come before the sweep that would call them lost.
         self.settler.flush().await;
         for shard in claimable {
-            self.lose(shard);
             let until = Instant::now() + self.lease;
-            let Some(taken) = shards::take(session.client_mut(), shard, self.relay, self.lease).await? else {
-                continue;
+            let taken = match shards::take(session.client_mut(), shard, self.relay, self.lease).await {
+                Ok(Some(taken)) => taken,
+                Ok(None) => continue,
+                // The other shards do not wait for this one.
+                Err(error @ store::Error::Corrupt(_)) => {
+                    tracing::error!(%shard, error = %report(&error), "a shard cannot be taken");
+                    continue;
+                }
+                Err(error) => return Err(error),
             };
             let lease = Arc::new(ShardLease::new(shard, taken.epoch, until));
+            lease.reached(taken.position.seq);
             self.sweep(session, &lease).await?;
             let blocked = parking::blocked_keys(session.client(), &[shard]).await?;
             self.router.acquired(&lease, blocked).await;
@@ -160,7 +237,7 @@ impl Keeper {
             swept.in_doubt += lost.in_doubt;
             metrics::counter!("fencepost_flights_lost_total").increment(1);
         }
-        parking::mend(client, lease.shard, lease.epoch).await?;
+        parking::mend(client, &[(lease.shard, lease.epoch)]).await?;
         if swept != flights::Swept::default() {
             tracing::warn!(shard = %lease.shard, retried = swept.retried, in_doubt = swept.in_doubt, dead = swept.dead, "a predecessor's attempts were lost");
         }

@@ -9,7 +9,7 @@ use super::*;
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, EffectKey, FlightSeq, LeaseEpoch, Shard, ShardEpoch, TaskId};
 use crate::relay::delivery::{ByteBudget, Flight, Hand};
-use crate::relay::lease::ShardLease;
+use crate::relay::lease::{LeaseHold, ShardLease};
 use crate::store::parking::Trouble;
 use crate::store::settle::DeliveryId;
 
@@ -32,10 +32,11 @@ fn delivery(id: i64, key: &str, origin: Origin) -> Delivery {
         deliver_after: None,
         expires_at: None,
     };
+    let lease = Arc::new(ShardLease::new(Shard(0), ShardEpoch(1), Instant::now() + Duration::from_secs(60)));
     Delivery {
         effect: Arc::new(effect),
         consumer: ConsumerId(1),
-        lease: Arc::new(ShardLease::new(Shard(0), ShardEpoch(1), Instant::now() + Duration::from_secs(60))),
+        lease: LeaseHold::of(&lease),
         trouble: Trouble::default(),
         expired: false,
         origin,

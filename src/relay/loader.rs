@@ -11,7 +11,9 @@ use tokio_util::sync::CancellationToken;
 use super::delivery::{Delivery, Hand, Origin};
 use super::dispatcher::Command;
 use super::doorbell::Doorbell;
+use super::lease::LeaseHold;
 use super::router::Router;
+use super::settler::Settler;
 use crate::edge::error::report;
 use crate::model::key::{ConsumerId, Shard};
 use crate::store::parking::{self, Due};
@@ -32,6 +34,7 @@ pub struct Loader {
     pub router: Arc<Router>,
     pub bell: Arc<Doorbell>,
     pub hand: Hand,
+    pub settler: Settler,
 }
 
 impl Loader {
@@ -52,7 +55,11 @@ impl Loader {
                 }
                 Ok::<_, Error>(brought)
             };
-            match looked.await {
+            let looked = tokio::select! {
+                () = stop.cancelled() => return,
+                looked = looked => looked,
+            };
+            match looked {
                 Ok(0) => {}
                 Ok(_) => busy_until = Instant::now() + BUSY_FOR,
                 // The settler and the reader say when the database is gone.
@@ -75,9 +82,8 @@ impl Loader {
         if rooms.is_empty() {
             return Ok(0);
         }
-        let in_hand: Vec<_> = self.hand.all().iter().map(|delivery| delivery.effect).collect();
         let client = self.pool.get().await?;
-        let due = parking::due(&client, &rooms, &in_hand).await?;
+        let due = parking::due(&client, &rooms, &self.hand.all()).await?;
         drop(client);
         let brought = due.len();
         self.router.route(due.into_iter().filter_map(|due| self.delivery(due)).collect());
@@ -90,7 +96,7 @@ impl Loader {
         Some(Delivery {
             effect: Arc::new(due.effect),
             consumer: due.consumer,
-            lease,
+            lease: LeaseHold::of(&lease),
             trouble: due.trouble,
             expired: due.expired,
             origin: Origin::Parked { turn: due.turn, guard },
@@ -109,10 +115,11 @@ impl Loader {
         for (id, dispatcher) in &dispatchers {
             asked.extend(dispatcher.changes().await.into_iter().map(|(shard, changes)| ((*id, shard), changes)));
         }
+        // Rows that are parked as far as the lanes know must be there to be counted.
+        self.settler.flush().await;
         let client = self.pool.get().await?;
-        for lease in &leases {
-            parking::mend(&client, lease.shard, lease.epoch).await?;
-        }
+        let held: Vec<_> = leases.iter().map(|lease| (lease.shard, lease.epoch)).collect();
+        parking::mend(&client, &held).await?;
         let shards: Vec<Shard> = leases.iter().map(|lease| lease.shard).collect();
         let mut counted: HashMap<(ConsumerId, Shard), HashMap<String, u64>> = HashMap::new();
         for (shard, consumer, key, count) in parking::blocked_keys(&client, &shards).await? {

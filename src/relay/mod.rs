@@ -8,6 +8,7 @@
 //! ```
 
 pub mod attempt;
+pub mod breaker;
 pub mod clock;
 pub mod delivery;
 pub mod dispatcher;
@@ -19,13 +20,15 @@ pub mod lane;
 pub mod lease;
 pub mod loader;
 pub mod options;
-mod outage;
+pub mod outage;
 pub mod reader;
+pub mod reconciler;
 pub mod retry;
 pub mod router;
 pub mod run;
 pub mod settle;
 pub mod settler;
+pub mod words;
 
 pub use health::Health;
 pub use options::Options;

@@ -23,6 +23,7 @@ pub struct Options {
     pub park_after: Duration,
     pub shutdown_grace: Duration,
     pub retry: RetryOptions,
+    pub breaker: BreakerOptions,
 }
 
 /// The schedule of deliveries in trouble.
@@ -41,6 +42,31 @@ pub struct RetryOptions {
     pub retry_after_max: Duration,
 }
 
+/// When a consumer counts as down. Per relay.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BreakerOptions {
+    /// Failures in a row that open it.
+    pub consecutive: u32,
+    /// It also opens when half of at least so many attempts within `window` failed.
+    pub ratio_of: u32,
+    pub window: Duration,
+    /// The wait before the first probe; doubles with each probe that fails.
+    pub probe: Duration,
+    pub probe_max: Duration,
+}
+
+impl Default for BreakerOptions {
+    fn default() -> Self {
+        Self {
+            consecutive: 10,
+            ratio_of: 20,
+            window: Duration::from_secs(30),
+            probe: Duration::from_secs(5),
+            probe_max: Duration::from_secs(120),
+        }
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -56,6 +82,7 @@ impl Default for Options {
             park_after: Duration::from_secs(10),
             shutdown_grace: Duration::from_secs(20),
             retry: RetryOptions::default(),
+            breaker: BreakerOptions::default(),
         }
     }
 }

@@ -16,7 +16,7 @@ use super::delivery::{ByteBudget, Delivery, Flight, Origin};
 use super::dispatcher::waiting;
 use super::doorbell::{Armed, Doorbell};
 use super::health::Health;
-use super::lease::ShardLease;
+use super::lease::{LeaseHold, ShardLease};
 use super::options::Options;
 use super::outage;
 use super::router::Router;
@@ -40,8 +40,13 @@ const POLL_UNARMED: Duration = Duration::from_millis(20);
 const FLIGHTS_IN_HAND: usize = 16;
 
 pub enum Command {
-    Acquired { lease: Arc<ShardLease>, position: Position },
+    Acquired {
+        lease: Arc<ShardLease>,
+        position: Position,
+    },
     Lost(Shard),
+    /// The shard is to be handed over: nothing more of it is read.
+    LetGo(Shard),
 }
 
 pub struct Reader {
@@ -67,6 +72,8 @@ pub struct ShardReading {
     position: Position,
     /// Ids of a large difference that are still to be opened over.
     manifest: VecDeque<EffectId>,
+    /// Whether the difference may go on after the manifest.
+    beyond: More,
 }
 
 impl Reader {
@@ -120,11 +127,17 @@ impl Reader {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Acquired { lease, position } => {
-                self.shards.insert(lease.shard, ShardReading { lease, position, manifest: VecDeque::new() });
+                self.shards
+                    .insert(lease.shard, ShardReading { lease, position, manifest: VecDeque::new(), beyond: More::No });
                 self.found();
             }
             Command::Lost(shard) => {
                 self.shards.remove(&shard);
+            }
+            Command::LetGo(shard) => {
+                if let Some(reading) = self.shards.remove(&shard) {
+                    reading.lease.let_go();
+                }
             }
         }
     }
@@ -170,6 +183,7 @@ impl Reader {
         let Some(shard) = self.shards.get_mut(&held.shard) else { return Ok(0) };
         if shard.manifest.is_empty() {
             shard.manifest = log::manifest(session, held.shard, &held.position.reached, MANIFEST_MAX).await?.into();
+            shard.beyond = if shard.manifest.len() as i64 == MANIFEST_MAX { More::Beyond } else { More::No };
             if shard.manifest.is_empty() {
                 match log::finish_difference(session, held, opener).await? {
                     Some(position) => shard.position = position,
@@ -178,10 +192,8 @@ impl Reader {
                 return Ok(1);
             }
         }
-        let known = shard.manifest.len();
         let ids: Vec<EffectId> = shard.manifest.iter().take(limits.deliveries as usize).copied().collect();
-        // A full manifest may not be the whole difference.
-        let more = if known > ids.len() || known as i64 == MANIFEST_MAX { More::Beyond } else { More::No };
+        let more = if shard.manifest.len() > ids.len() { More::Beyond } else { shard.beyond };
         let reading = log::open_page(session, held, opener, limits, &ids, more).await?;
         if let Some(flight) = reading.opened.first()
             && let Some(last) = flight.effects.last().map(|read| read.effect.id)
@@ -210,6 +222,7 @@ impl Reader {
         let Some(reading) = self.shards.get_mut(&opened.shard) else { return };
         let seq = opened.position.seq;
         reading.position = opened.position;
+        reading.lease.reached(seq);
         let lease = Arc::clone(&reading.lease);
         let bytes: usize = opened.effects.iter().map(|read| read.effect.payload.len() + 512).sum();
         let count: usize = opened.effects.iter().map(|read| read.effect.targets.len()).sum();
@@ -229,7 +242,7 @@ impl Reader {
                 let delivery = Delivery {
                     effect: Arc::clone(&effect),
                     consumer: *consumer,
-                    lease: Arc::clone(&lease),
+                    lease: LeaseHold::of(&lease),
                     trouble: Trouble::default(),
                     expired: read.expired,
                     origin: Origin::Flight(Arc::clone(&flight)),
@@ -266,7 +279,9 @@ impl Reader {
         if let Some(reading) = self.shards.remove(&shard) {
             tracing::warn!(%shard, "another relay has opened a flight of this shard: it is lost");
             reading.lease.lose();
-            self.router.lost(shard);
+            self.router.lost(shard, reading.lease.epoch);
+            // The keeper gives up what is left of it.
+            self.bell.shards.notify_one();
         }
     }
 

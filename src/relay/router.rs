@@ -6,19 +6,21 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::attempt::{Served, Shared};
 use super::delivery::Delivery;
 use super::dispatcher::{Command, Dispatcher, waiting};
 use super::lease::ShardLease;
+use super::options::BreakerOptions;
 use super::settler::{Settlement, Verdict};
 use super::{attempt, outage};
 use crate::edge::amqp::token::AckKey;
 use crate::edge::error::report;
 use crate::edge::{Edge, Reach};
 use crate::model::consumer::{ConsumerEntry, Ordering};
-use crate::model::key::{ConsumerId, Shard};
+use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::token::Waiting;
 use crate::store::gates::ConsumerState;
 use crate::store::settle::Durability;
@@ -32,6 +34,7 @@ pub struct Router {
     reach: Reach,
     keys: Arc<AckKey>,
     park_after: Duration,
+    breaker: BreakerOptions,
     table: Mutex<Table>,
     /// Held while a shard or a consumer joins, so that each new lane meets every shard and each shard every lane.
     roster: tokio::sync::Mutex<()>,
@@ -53,12 +56,13 @@ struct Entry {
 }
 
 impl Router {
-    pub fn new(shared: Shared, reach: Reach, keys: Arc<AckKey>, park_after: Duration) -> Self {
+    pub fn new(shared: Shared, reach: Reach, keys: Arc<AckKey>, park_after: Duration, breaker: BreakerOptions) -> Self {
         Self {
             shared,
             reach,
             keys,
             park_after,
+            breaker,
             table: Mutex::default(),
             roster: tokio::sync::Mutex::default(),
             changed: Notify::new(),
@@ -117,12 +121,15 @@ impl Router {
         }
     }
 
-    pub fn lost(&self, shard: Shard) {
+    /// A shard is no longer ours under this epoch. One that was taken again meanwhile is not touched.
+    pub fn lost(&self, shard: Shard, epoch: ShardEpoch) {
         let mut table = self.table();
-        table.leases.remove(&shard);
+        if table.leases.get(&shard).is_some_and(|lease| lease.epoch == epoch) {
+            table.leases.remove(&shard);
+        }
         for entry in table.dispatchers.values() {
             if let Some(dispatcher) = &entry.dispatcher {
-                dispatcher.tell(Command::Lost { shard });
+                dispatcher.tell(Command::Lost { shard, epoch });
             }
         }
     }
@@ -135,17 +142,27 @@ impl Router {
         self.table().leases.values().cloned().collect()
     }
 
+    /// The shard is to be handed over.
+    pub fn yield_shard(&self, shard: Shard) {
+        for entry in self.table().dispatchers.values() {
+            if let Some(dispatcher) = &entry.dispatcher {
+                dispatcher.tell(Command::Yield { shard });
+            }
+        }
+    }
+
     /// Reads the consumers once and makes the dispatchers agree.
     pub async fn refresh(&self, client: &tokio_postgres::Client) -> store::Result<()> {
+        let asked = Instant::now();
         for state in gates::states(client).await? {
-            let shared_state = Command::State { paused: state.paused, shut_for: state.shut_for };
+            let shared_state = Command::State { asked, paused: state.paused, shut_for: state.shut_for };
             let known =
                 self.table().dispatchers.get(&state.id).map(|e| (e.known.spec == state.spec, e.dispatcher.clone()));
             match known {
                 Some((true, Some(dispatcher))) => dispatcher.tell(shared_state),
                 // A secret may have been put right meanwhile: it is tried again.
-                Some((_, dispatcher)) => self.serve(client, state, dispatcher).await?,
-                None => self.serve(client, state, None).await?,
+                Some((_, dispatcher)) => self.serve(client, state, dispatcher, asked).await?,
+                None => self.serve(client, state, None, asked).await?,
             }
         }
         Ok(())
@@ -157,9 +174,10 @@ impl Router {
         client: &tokio_postgres::Client,
         state: ConsumerState,
         running: Option<Dispatcher>,
+        asked: Instant,
     ) -> store::Result<()> {
         let _joining = self.roster.lock().await;
-        let command = Command::State { paused: state.paused, shut_for: state.shut_for };
+        let command = Command::State { asked, paused: state.paused, shut_for: state.shut_for };
         let served = match self.build(&state) {
             Ok(served) => served,
             Err(why) => {
@@ -194,7 +212,8 @@ impl Router {
         let leases: Vec<_> = self.table().leases.values().cloned().collect();
         let shards: Vec<Shard> = leases.iter().map(|lease| lease.shard).collect();
         let blocked = parking::blocked_keys(client, &shards).await?;
-        let (dispatcher, task) = Dispatcher::start(Arc::new(served), self.shared.clone(), self.park_after);
+        let (dispatcher, task) =
+            Dispatcher::start(Arc::new(served), self.shared.clone(), self.park_after, self.breaker.clone());
         for lease in leases {
             let mine = blocked.iter().filter(|(shard, consumer, ..)| *shard == lease.shard && *consumer == state.id);
             let blocked = mine.map(|(_, _, key, count)| (key.clone(), *count)).collect();

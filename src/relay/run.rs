@@ -19,6 +19,7 @@ use super::loader::Loader;
 use super::options::Options;
 use super::outage;
 use super::reader::Reader;
+use super::reconciler::Reconciler;
 use super::router::{self, Router};
 use super::settler::Settler;
 use crate::edge::Reach;
@@ -61,7 +62,7 @@ pub async fn run(
         suspects: Arc::new(Semaphore::new(1)),
         abandon: CancellationToken::new(),
     };
-    let router = Arc::new(Router::new(shared.clone(), reach, keys, options.park_after));
+    let router = Arc::new(Router::new(shared.clone(), reach, keys, options.park_after, options.breaker.clone()));
     router.refresh(session.client()).await?;
     drop(session);
 
@@ -101,17 +102,20 @@ pub async fn run(
         router: Arc::clone(&router),
         bell: Arc::clone(&bell),
         hand: Hand::default(),
+        settler: settler.clone(),
     };
 
     let keeping = tokio::spawn(keeper.run(stop.clone(), release.clone()));
     let reading = tokio::spawn(reader.run(told, stop.clone()));
     let loading = tokio::spawn(loader.run(stop.clone()));
+    let reconciler = Reconciler { pool: shared.pool.clone(), router: Arc::clone(&router), reached: HashMap::new() };
+    let reconciling = tokio::spawn(reconciler.run(stop.clone()));
     let watching = tokio::spawn(router::watch(Arc::clone(&router), database.clone(), stop.clone()));
     let listening = tokio::spawn(doorbell::keep(bell, Arc::clone(&router), database, stop.clone()));
 
     stop.cancelled().await;
     tracing::info!(grace = ?options.shutdown_grace, "relay stops: no new flights, what is out is waited for");
-    for task in [reading, loading, watching, listening] {
+    for task in [reading, loading, reconciling, watching, listening] {
         finish(task, "a task").await;
     }
     if tokio::time::timeout(options.shutdown_grace, router.drain()).await.is_err() {

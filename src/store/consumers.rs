@@ -271,6 +271,15 @@ pub async fn change_state(
     let mut changed = Vec::new();
     for consumer in load(&tx).await?.into_iter().filter(|c| names.contains(&c.name) && change.applies_to(c)) {
         tx.execute(sql, &[&consumer.id.0, &reason.as_str()]).await?;
+        if change == StateChange::Resume {
+            tx.execute(
+                "-- store::resolve_gone
+                 update fencepost.alarms set resolved_at = clock_timestamp()
+                 where name = 'consumer_gone' and object = $1 and resolved_at is null",
+                &[&consumer.name],
+            )
+            .await?;
+        }
         match change {
             StateChange::Retire => resubscribe(&tx, &consumer.name, &[]).await?,
             StateChange::Resume if consumer.retired => {

@@ -35,7 +35,8 @@ pub async fn left_open(client: &Client, shard: Shard, epoch: ShardEpoch) -> Resu
 /// Closes one flight of a predecessor as `lost` and parks each of its deliveries that has neither fact nor parked row.
 ///
 /// At a `retry` edge such a delivery has an attempt `lost` and is tried again. A `hold` edge is put in doubt only
-/// where its attempt had a start row of its own: the flight alone does not say that anything left.
+/// where its attempt had a start row of its own: the flight alone does not say that anything left. What is scheduled for
+/// later was not tried and waits for its time.
 pub async fn close_lost(client: &Client, shard: Shard, seq: FlightSeq, epoch: ShardEpoch) -> Result<Swept> {
     let sql = format!(
         "-- store::close_lost
@@ -46,6 +47,7 @@ with guard as (
     where shard = $1 and seq = $2 and token is null and exists (select 1 from guard)
 ), missing as (
     select e.id, e.shard, t.consumer_id, f.relay,
+           case when e.deliver_after > clock_timestamp() then e.deliver_after end as due_at,
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold,
            exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = t.consumer_id
@@ -57,28 +59,31 @@ with guard as (
     where not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = t.consumer_id)
       and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = t.consumer_id)
 ), turn as (
-    select m.id, m.shard, m.consumer_id, m.relay, m.ordering_key, m.hold, m.started,
-           m.ordering_key is not null and (
-               row_number() over (partition by m.consumer_id, m.ordering_key order by m.id) > 1
+    select m.id, m.shard, m.consumer_id, m.relay, m.ordering_key, m.hold, m.started, m.due_at,
+           m.due_at is null and m.ordering_key is not null and (
+               row_number() over (partition by m.consumer_id, m.ordering_key, m.due_at is null order by m.id) > 1
                or exists (select 1 from fencepost.parked q where q.consumer_id = m.consumer_id
                           and q.ordering_key = m.ordering_key and q.state <> 'scheduled' and q.effect_id < m.id)) as waits
     from missing m
+), told as (
+    select t.id, t.shard, t.consumer_id, t.relay, t.ordering_key, t.hold, t.started, t.due_at, t.waits,
+           t.started or (not t.hold and not t.waits and t.due_at is null) as tried
+    from turn t
 ), ended as (
     insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, relay, token)
-    select id, consumer_id, 1, true, relay, 'lost' from turn where started or (not hold and not waits)
+    select id, consumer_id, 1, true, relay, 'lost' from told where tried
     on conflict do nothing
 ), parked as (
     insert into fencepost.parked (effect_id, consumer_id, shard, ordering_key, state, attempts, sent, next_attempt_at, reason,
                                   first_failed_at, first_doubt_at)
     select id, consumer_id, shard, ordering_key,
-           case when hold and started then 'in_doubt' when waits then 'blocked' else 'retry' end,
-           case when started or (not hold and not waits) then 1 else 0 end,
-           case when started or (not hold and not waits) then 1 else 0 end,
-           case when not waits and not (hold and started) then clock_timestamp() end,
+           case when hold and started then 'in_doubt' when due_at is not null then 'scheduled' when waits then 'blocked' else 'retry' end,
+           tried::integer, tried::integer,
+           case when not waits and not (hold and started) then coalesce(due_at, clock_timestamp()) end,
            'its flight was lost with the relay',
-           case when started or (not hold and not waits) then clock_timestamp() end,
-           case when started or (not hold and not waits) then clock_timestamp() end
-    from turn
+           case when tried then clock_timestamp() end,
+           case when tried then clock_timestamp() end
+    from told
     on conflict do nothing
     returning state
 ), closed as (

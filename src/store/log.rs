@@ -182,9 +182,9 @@ with held as (
     from sized s where s.n = 1 or (s.run <= $7::bigint and s.bytes <= $8::bigint)
 ), opened as (
     insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, first_id, last_id, partial, deliveries)
-    select p.shard, p.seq, p.epoch, $5::uuid, $6::uuid, p.base, pg_current_snapshot(), min(p.id), max(p.id),
+    select p.shard, p.seq, p.epoch, $5::uuid, $6::uuid, min(p.base::text)::pg_snapshot, pg_current_snapshot(), min(p.id), max(p.id),
            max(p.n) < max(p.found), sum(p.deliveries)
-    from page p group by p.shard, p.seq, p.epoch, p.base
+    from page p group by p.shard, p.seq, p.epoch
     on conflict (shard, seq) do nothing
     returning shard, seq, base, target, last_id, partial
 )

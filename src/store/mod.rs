@@ -10,13 +10,16 @@ pub mod doorbell;
 pub mod flights;
 pub mod gates;
 pub mod inspect;
+pub mod interventions;
 pub mod log;
 pub mod parking;
+pub mod reconcile;
 pub mod relays;
 pub mod replies;
 pub mod schema;
 pub mod session;
 pub mod settle;
 pub mod shards;
+pub mod tasks;
 
 pub use database::{Database, Error, Result};

@@ -6,8 +6,9 @@ use tokio_postgres::{Client, Row};
 
 use super::Result;
 use super::log::{EFFECT_COLUMNS, effect_from_row};
+use super::settle::DeliveryId;
 use crate::model::effect::Effect;
-use crate::model::key::{ConsumerId, EffectId, Shard, ShardEpoch};
+use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 
 /// How much a lane can take from the parking lot now.
 #[derive(Clone, Copy, Debug)]
@@ -57,11 +58,12 @@ pub struct Due {
 /// Deliveries that are due, at most `rows` for each lane, oldest turn first, without those in `in_hand`.
 ///
 /// A delivery of an ordered key is due only while none before it waits; one that is scheduled for later blocks nobody.
-pub async fn due(client: &Client, rooms: &[Room], in_hand: &[EffectId]) -> Result<Vec<Due>> {
+pub async fn due(client: &Client, rooms: &[Room], in_hand: &[DeliveryId]) -> Result<Vec<Due>> {
     let shards: Vec<i16> = rooms.iter().map(|r| r.shard.0).collect();
     let consumers: Vec<i32> = rooms.iter().map(|r| r.consumer.0).collect();
     let rows: Vec<i64> = rooms.iter().map(|r| i64::from(r.rows)).collect();
-    let in_hand: Vec<i64> = in_hand.iter().map(|id| id.0).collect();
+    let (held_effects, held_consumers): (Vec<i64>, Vec<i32>) =
+        in_hand.iter().map(|delivery| (delivery.effect.0, delivery.consumer.0)).unzip();
     let age = |column: &str| format!("extract(epoch from clock_timestamp() - p.{column})::float8 as {column}_age");
     let sql = format!(
         "-- store::due
@@ -73,7 +75,8 @@ cross join lateral (
     from fencepost.parked p
     where p.shard = r.shard and p.consumer_id = r.consumer_id and p.next_attempt_at <= clock_timestamp()
       and p.state in ('retry', 'scheduled', 'backlog')
-      and not p.effect_id = any($4::bigint[])
+      and not exists (select 1 from unnest($4::bigint[], $5::integer[]) as h (effect_id, consumer_id)
+                      where h.effect_id = p.effect_id and h.consumer_id = p.consumer_id)
       and (p.replay or not exists (select 1 from fencepost.ledger l where l.effect_id = p.effect_id and l.consumer_id = p.consumer_id))
       and (p.ordering_key is null or p.replay or not exists (
           select 1 from fencepost.parked q
@@ -92,7 +95,7 @@ order by p.consumer_id, e.id",
         age("first_doubt_at"),
         age("in_progress_since")
     );
-    let rows = client.query(&sql, &[&shards, &consumers, &rows, &in_hand]).await?;
+    let rows = client.query(&sql, &[&shards, &consumers, &rows, &held_effects, &held_consumers]).await?;
     rows.iter().map(due_from_row).collect()
 }
 
@@ -141,28 +144,32 @@ pub async fn blocked_keys(client: &Client, shards: &[Shard]) -> Result<Vec<(Shar
 }
 
 /// Mends what a crash or an operator may leave: parked rows whose delivery has a fact, and blocked rows whose head is
-/// gone. Returns how many it mended.
-pub async fn mend(client: &Client, shard: Shard, epoch: ShardEpoch) -> Result<u64> {
+/// gone. Only in shards still held under these epochs. Returns how many it mended.
+pub async fn mend(client: &Client, held: &[(Shard, ShardEpoch)]) -> Result<u64> {
+    let shards: Vec<i16> = held.iter().map(|(shard, _)| shard.0).collect();
+    let epochs: Vec<i64> = held.iter().map(|(_, epoch)| epoch.0).collect();
     let removed = client
         .execute(
             "-- store::remove_settled
              delete from fencepost.parked p
-             where p.shard = $1 and not p.replay
-               and exists (select 1 from fencepost.ledger l where l.effect_id = p.effect_id and l.consumer_id = p.consumer_id)
-               and exists (select 1 from fencepost.shards s where s.shard = $1 and s.epoch = $2)",
-            &[&shard.0, &epoch.0],
+             using fencepost.shards s
+             where (s.shard, s.epoch) in (select h.shard, h.epoch from unnest($1::smallint[], $2::bigint[]) as h (shard, epoch))
+               and p.shard = s.shard and not p.replay
+               and exists (select 1 from fencepost.ledger l where l.effect_id = p.effect_id and l.consumer_id = p.consumer_id)",
+            &[&shards, &epochs],
         )
         .await?;
     let released = client
         .execute(
             "-- store::release_headless
              update fencepost.parked p set state = 'retry', next_attempt_at = clock_timestamp()
-             where p.shard = $1 and p.state = 'blocked'
-               and exists (select 1 from fencepost.shards s where s.shard = $1 and s.epoch = $2)
+             from fencepost.shards s
+             where (s.shard, s.epoch) in (select h.shard, h.epoch from unnest($1::smallint[], $2::bigint[]) as h (shard, epoch))
+               and p.shard = s.shard and p.state = 'blocked'
                and not exists (select 1 from fencepost.parked q where q.consumer_id = p.consumer_id
                                and q.ordering_key = p.ordering_key and q.effect_id < p.effect_id
                                and not (q.state = 'scheduled' and q.next_attempt_at > clock_timestamp()))",
-            &[&shard.0, &epoch.0],
+            &[&shards, &epochs],
         )
         .await?;
     Ok(removed + released)

@@ -4,14 +4,20 @@ use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::Result;
+use super::doorbell;
 use crate::model::token::TickToken;
 
+/// Makes a relay known, and tells the others, so that they share the shards with it.
 pub async fn register(client: &Client, relay: Uuid, name: &str) -> Result<()> {
     client
         .execute(
             "-- store::register_relay
-             insert into fencepost.relays (relay, name, version, token) values ($1, $2, $3, 'idle') on conflict do nothing",
-            &[&relay, &name, &env!("CARGO_PKG_VERSION")],
+             with registered as (
+                 insert into fencepost.relays (relay, name, version, token) values ($1, $2, $3, 'idle')
+                 on conflict do nothing returning relay
+             )
+             select pg_notify($4, relay::text) from registered",
+            &[&relay, &name, &env!("CARGO_PKG_VERSION"), &doorbell::SHARDS],
         )
         .await?;
     Ok(())

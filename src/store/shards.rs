@@ -26,17 +26,44 @@ pub struct Renewed {
     pub now: SystemTime,
 }
 
-/// Shards nobody holds, or whose lease has run out.
-pub async fn claimable(client: &Client) -> Result<Vec<Shard>> {
-    let rows = client
-        .query(
-            "-- store::claimable_shards
-             select shard from fencepost.shards
-             where relay is null or lease_expires_at <= clock_timestamp() order by shard",
-            &[],
+/// What a relay sees when it looks around.
+#[derive(Debug)]
+pub struct Roster {
+    /// Shards nobody holds, or whose lease has run out.
+    pub claimable: Vec<Shard>,
+    /// All shards there are.
+    pub shards: usize,
+    /// Relays that have ticked within the time asked for, in an order all agree on.
+    pub relays: Vec<Uuid>,
+}
+
+impl Roster {
+    /// How many shards are this relay's share: they differ by one at most.
+    pub fn share_of(&self, relay: Uuid) -> usize {
+        let relays = self.relays.len().max(1);
+        let rank = self.relays.iter().position(|known| *known == relay).unwrap_or(relays);
+        self.shards / relays + usize::from(rank < self.shards % relays)
+    }
+}
+
+/// Looks around. A relay that has not ticked for `within` counts no more.
+pub async fn roster(client: &Client, within: Duration) -> Result<Roster> {
+    let row = client
+        .query_one(
+            "-- store::roster
+             select (select coalesce(array_agg(shard order by shard), '{}') from fencepost.shards
+                     where relay is null or lease_expires_at <= clock_timestamp()),
+                    (select count(*) from fencepost.shards),
+                    (select coalesce(array_agg(relay order by relay), '{}') from fencepost.relays
+                     where stopped_at is null and at > clock_timestamp() - make_interval(secs => $1))",
+            &[&within.as_secs_f64()],
         )
         .await?;
-    Ok(rows.iter().map(|row| Shard(row.get(0))).collect())
+    Ok(Roster {
+        claimable: row.get::<_, Vec<i16>>(0).into_iter().map(Shard).collect(),
+        shards: row.get::<_, i64>(1).max(0) as usize,
+        relays: row.get(2),
+    })
 }
 
 /// Takes a shard over in one transaction: raises its epoch and inserts a fence flight, so that whatever the old owner
@@ -126,4 +153,20 @@ pub async fn release(client: &Client, relay: Uuid, held: &[(Shard, ShardEpoch)])
         )
         .await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_even_and_complete() {
+        for relays in 1..=10usize {
+            let ids: Vec<Uuid> = (0..relays).map(|n| Uuid::from_u128(n as u128)).collect();
+            let roster = Roster { claimable: Vec::new(), shards: 8, relays: ids.clone() };
+            let shares: Vec<usize> = ids.iter().map(|id| roster.share_of(*id)).collect();
+            assert_eq!(shares.iter().sum::<usize>(), 8);
+            assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1, "{shares:?}");
+        }
+    }
 }

@@ -5,7 +5,10 @@ mod support;
 
 mod amqp;
 mod cli;
+mod demo;
 mod embedded;
 mod http;
 mod inbox;
 mod producer;
+mod sql;
+mod truth;

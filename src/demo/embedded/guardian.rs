@@ -10,6 +10,12 @@ use std::time::Duration;
 /// Orders on stdin: `watch PID SIGNAL`, `forget PID`. Arguments: folders to remove at the end.
 const GUARDIAN: &str = r#"
 trap '' HUP INT TERM
+alive() {
+    kill -s 0 -- "-$1" || return 1
+    # One that only waits to be reaped has ended.
+    read -r state <"/proc/$1/stat" || return 0
+    case ${state##*) } in Z*) return 1 ;; esac
+}
 watched=
 while read -r order pid signal; do
     case $order in
@@ -20,14 +26,14 @@ while read -r order pid signal; do
         watched=$kept ;;
     esac
 done
-for w in $watched; do kill -s "${w#*:}" -- "-${w%:*}"; done 2>/dev/null
+for w in $watched; do kill -s "${w#*:}" -- "-${w%:*}"; done
 tries=0
 for w in $watched; do
-    while [ $tries -lt 100 ] && kill -s 0 -- "-${w%:*}" 2>/dev/null; do
+    while [ $tries -lt 100 ] && alive "${w%:*}"; do
         sleep 0.1
         tries=$((tries + 1))
     done
-    kill -s KILL -- "-${w%:*}" 2>/dev/null
+    kill -s KILL -- "-${w%:*}"
 done
 rm -rf -- "$@"
 "#;
@@ -38,6 +44,7 @@ const GATE: &str = r#"read -r go || exit 1; exec "$@" </dev/null"#;
 /// How a child is asked to end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Signal {
+    Interrupt,
     Term,
     Quit,
     Kill,
@@ -48,6 +55,7 @@ pub enum Signal {
 impl Signal {
     fn name(self) -> &'static str {
         match self {
+            Self::Interrupt => "INT",
             Self::Term => "TERM",
             Self::Quit => "QUIT",
             Self::Kill => "KILL",

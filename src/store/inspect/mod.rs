@@ -3,6 +3,10 @@
 //!
 //! Moments are text in the session's time zone, lengths of time are seconds.
 
+pub mod deliveries;
+pub mod effect;
 pub mod installation;
 pub mod status;
+pub mod task;
 pub mod unread;
+pub mod why;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use tokio_postgres::{Client, IsolationLevel, Transaction};
+use tokio_postgres::{Client, GenericClient, IsolationLevel, Transaction};
 
 use super::unread;
 use crate::model::key::ConsumerId;
@@ -269,7 +269,7 @@ async fn flights(tx: &Transaction<'_>) -> Result<OpenFlights> {
 }
 
 /// Alarms nobody has resolved.
-pub async fn alarms(tx: &Transaction<'_>) -> Result<Vec<Alarm>> {
+pub async fn alarms(tx: &impl GenericClient) -> Result<Vec<Alarm>> {
     let rows = tx
         .query(
             "-- store::alarms

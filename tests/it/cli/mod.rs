@@ -2,8 +2,12 @@
 
 mod change;
 mod consumers;
+mod deliveries;
+mod live;
+mod run;
 mod setup;
 mod status;
+mod story;
 
 use serde_json::Value;
 
@@ -31,6 +35,15 @@ pub async fn json(db: &TestDb, config: &str, code: i32, args: &[&str]) -> Value 
 /// One HTTP consumer by this name.
 pub fn http_consumer(name: &str) -> String {
     format!("[[consumers]]\nname = '{name}'\nkind = 'http'\nurl = 'http://127.0.0.1:1/x?token=hunter2'\n")
+}
+
+/// A database with HTTP consumers of these names.
+pub async fn with_consumers(names: &[&str]) -> TestDb {
+    let db = TestDb::new().await;
+    let config: String = names.iter().map(|name| http_consumer(name)).collect();
+    let (code, _, err) = fencepost(&db, &config, &["consumers", "apply", "--yes", "--reason", "test"]).await;
+    assert_eq!(code, 0, "{err}");
+    db
 }
 
 pub const NOTHING: &str = "";

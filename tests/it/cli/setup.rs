@@ -86,8 +86,11 @@ async fn check_names_the_rights_a_relay_lacks() {
         ))
         .await
         .unwrap();
-    let url = db.url().replace("postgres@", &format!("{role}@"));
-    assert_ne!(url, db.url(), "the test's url names its user otherwise");
+    let mut url = url::Url::parse(db.url()).unwrap();
+    let others = url.query_pairs().filter(|(key, _)| key != "user").map(|(k, v)| (k.into_owned(), v.into_owned()));
+    let others: Vec<(String, String)> = others.collect();
+    url.query_pairs_mut().clear().extend_pairs(others).append_pair("user", &role);
+    let url = url.to_string();
     let (code, out, err) = process::run(&["check"], &[("DATABASE_URL", &url)]).await;
     assert_eq!(code, 1, "{out}{err}");
     assert!(out.contains(&format!("fencepost grant {role} --as relay")), "{out}");
@@ -95,6 +98,21 @@ async fn check_names_the_rights_a_relay_lacks() {
     assert_eq!(fencepost(&db, NOTHING, &grant).await.0, 0);
     let (code, out, err) = process::run(&["check"], &[("DATABASE_URL", &url)]).await;
     assert_eq!(code, 0, "{out}{err}");
+    // The rights suffice for what a relay and its operator do.
+    let path = std::env::temp_dir().join(format!("{role}.toml"));
+    std::fs::write(&path, format!("{}topics = ['t']", http_consumer("a"))).unwrap();
+    let env = [("DATABASE_URL", url.as_str()), ("FENCEPOST_CONFIG", path.to_str().unwrap())];
+    for args in [
+        &["consumers", "apply", "--yes", "--reason", "r"][..],
+        &["consumers", "retire", "a", "--yes", "--reason", "r"],
+        &["consumers", "resume", "a", "--yes", "--reason", "r"],
+        &["status"],
+        &["deliveries", "list"],
+    ] {
+        let (code, out, err) = process::run(args, &env).await;
+        assert_eq!(code, 0, "{args:?}: {out}{err}");
+    }
+    std::fs::remove_file(path).unwrap();
     client.batch_execute(&format!("drop owned by {role}; drop role {role}")).await.unwrap();
 }
 

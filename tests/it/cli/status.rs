@@ -1,18 +1,10 @@
 //! `fencepost status`.
 
-use super::{NOTHING, fencepost, http_consumer, json};
-use crate::support::db::TestDb;
-
-async fn with_consumers(db: &TestDb) {
-    let config = format!("{}{}", http_consumer("a"), http_consumer("b"));
-    let args = ["consumers", "apply", "--yes", "--reason", "test"];
-    assert_eq!(fencepost(db, &config, &args).await.0, 0);
-}
+use super::{NOTHING, fencepost, json, with_consumers};
 
 #[tokio::test]
 async fn status_counts_what_waits_without_any_relay() {
-    let db = TestDb::new().await;
-    with_consumers(&db).await;
+    let db = with_consumers(&["a", "b"]).await;
     let client = db.client().await;
     client
         .batch_execute(
@@ -57,8 +49,7 @@ async fn status_counts_what_waits_without_any_relay() {
 
 #[tokio::test]
 async fn status_ends_with_1_for_what_needs_a_person() {
-    let db = TestDb::new().await;
-    with_consumers(&db).await;
+    let db = with_consumers(&["a", "b"]).await;
     let client = db.client().await;
     assert_eq!(fencepost(&db, NOTHING, &["status"]).await.0, 0);
     let cases = [
@@ -98,4 +89,26 @@ async fn status_ends_with_1_for_what_needs_a_person() {
         .unwrap();
     let (code, out, _) = fencepost(&db, NOTHING, &["status"]).await;
     assert_eq!(code, 0, "a relay that stopped and a worker that left are no findings: {out}");
+}
+
+#[tokio::test]
+async fn an_alarm_stands_until_it_is_resolved_and_comes_back_if_raised_again() {
+    let db = with_consumers(&["a"]).await;
+    let client = db.client().await;
+    let raise = "insert into fencepost.alarms (name, object, detail) values ('conflict', 'a/t1:1', 'd'), ('conflict', 'a/t2:1', 'd')
+                 on conflict (name, object) do update set resolved_at = null";
+    client.batch_execute(raise).await.unwrap();
+    let yes = ["--yes", "--reason", "asked the owner"];
+    let resolve = async |args: &[&str]| {
+        let args: Vec<&str> = ["alarms", "resolve"].iter().chain(args).chain(&yes).copied().collect();
+        fencepost(&db, NOTHING, &args).await.0
+    };
+    assert_eq!(resolve(&["conflict", "a/t1:1"]).await, 0);
+    let left = json(&db, NOTHING, 0, &["alarms", "list"]).await;
+    assert_eq!((left.as_array().unwrap().len(), left[0]["object"].as_str()), (1, Some("a/t2:1")));
+    assert_eq!(resolve(&["conflict"]).await, 0);
+    assert_eq!(resolve(&["conflict"]).await, 1, "there is nothing left");
+    assert_eq!(fencepost(&db, NOTHING, &["status"]).await.0, 0);
+    client.batch_execute(raise).await.unwrap();
+    assert_eq!(fencepost(&db, NOTHING, &["status"]).await.0, 1);
 }

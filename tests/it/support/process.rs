@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
 use fencepost::demo::embedded::guardian::{Guarded, Guardian, Signal};
 
@@ -22,6 +23,8 @@ impl Process {
         let mut guardian = Guardian::new(&[&folder]).expect("a guardian");
         let log = File::create(folder.join("log")).expect("a log");
         let mut command = Guardian::command(env!("CARGO_BIN_EXE_fencepost"));
+        // Any free port, unless the test wants another: several relays run on this machine.
+        command.env("FENCEPOST__ADMIN__LISTEN", "127.0.0.1:0");
         command.args(args).envs(env.iter().copied()).current_dir(&folder);
         command.stderr(log.try_clone().expect("a log")).stdout(Stdio::from(log));
         let child = guardian.spawn(command, Signal::Kill).expect("fencepost starts");
@@ -74,13 +77,18 @@ impl Process {
 
 /// Runs `fencepost ARGS` to its end: exit code, stdout, stderr.
 pub async fn run(args: &[&str], env: &[(&str, &str)]) -> (i32, String, String) {
+    run_within(PATIENCE, args, env).await
+}
+
+/// The same for what takes its time.
+pub async fn run_within(limit: Duration, args: &[&str], env: &[(&str, &str)]) -> (i32, String, String) {
     let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_fencepost"))
         .args(args)
         .envs(env.iter().copied())
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let output = tokio::time::timeout(PATIENCE, output).await.expect("fencepost ends").expect("fencepost runs");
+    let output = tokio::time::timeout(limit, output).await.expect("fencepost ends").expect("fencepost runs");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
     (output.status.code().expect("an exit code"), text(output.stdout), text(output.stderr))
 }

@@ -20,7 +20,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::eventually;
 use super::script::Step;
-pub use super::script::{Cut, Script};
+pub use super::script::{Answer, Cut, Gate, Script};
 
 /// What to do with a connection before anything is read from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
