@@ -17,10 +17,10 @@ use super::lease::ShardLease;
 use super::options::BreakerOptions;
 use super::settler::{Settlement, Verdict};
 use super::{attempt, outage};
-use crate::edge::Edge;
-use crate::edge::egress::EgressPolicy;
+use crate::edge::amqp::token::AckKey;
 use crate::edge::error::report;
 use crate::edge::sign::Fingerprint;
+use crate::edge::{Edge, Reach};
 use crate::model::consumer::{ConsumerEntry, Ordering};
 use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::token::Waiting;
@@ -34,7 +34,8 @@ const REFRESH_EVERY: Duration = Duration::from_secs(1);
 
 pub struct Router {
     shared: Shared,
-    egress: EgressPolicy,
+    reach: Reach,
+    keys: Arc<AckKey>,
     park_after: Duration,
     breaker: BreakerOptions,
     table: Mutex<Table>,
@@ -60,10 +61,11 @@ struct Entry {
 }
 
 impl Router {
-    pub fn new(shared: Shared, egress: EgressPolicy, park_after: Duration, breaker: BreakerOptions) -> Self {
+    pub fn new(shared: Shared, reach: Reach, keys: Arc<AckKey>, park_after: Duration, breaker: BreakerOptions) -> Self {
         Self {
             shared,
-            egress,
+            reach,
+            keys,
             park_after,
             breaker,
             table: Mutex::default(),
@@ -243,7 +245,7 @@ impl Router {
             let faults = faults.iter().map(|fault| format!("{}: {}; write {}", fault.key, fault.wrong, fault.write));
             faults.collect::<Vec<_>>().join("; ")
         })?;
-        let edge = Edge::new(&consumer, &self.egress).map_err(|error| report(&error))?;
+        let edge = Edge::new(&consumer, &self.reach, &self.keys).map_err(|error| report(&error))?;
         Ok(Served { consumer, edge })
     }
 

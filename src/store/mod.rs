@@ -16,6 +16,7 @@ pub mod log;
 pub mod parking;
 pub mod reconcile;
 pub mod relays;
+pub mod replies;
 pub mod schema;
 pub mod session;
 pub mod settle;
