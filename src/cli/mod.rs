@@ -13,6 +13,7 @@ mod grant;
 pub mod logging;
 mod migrate;
 mod output;
+mod rotate;
 mod run;
 mod secret;
 mod status;
@@ -46,7 +47,7 @@ enum Command {
     Check(check::Args),
     /// Let a database role use fencepost.
     Grant(grant::Args),
-    /// The consumers in the database: list, apply the file, pause, resume, retire.
+    /// The consumers in the database: list, apply the file, pause, resume, rotate, retire.
     #[command(subcommand)]
     Consumers(consumers::Command),
     /// Edges, what waits, alarms, relays, workers and shards; exit code 1 when something needs a person.
