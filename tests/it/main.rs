@@ -3,6 +3,7 @@
 
 mod support;
 
+mod amqp;
 mod cli;
 mod demo;
 mod embedded;
