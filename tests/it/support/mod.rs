@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod db;
+pub mod fault_proxy;
 pub mod process;
 pub mod receiver;
 pub mod script;
