@@ -25,6 +25,7 @@ use crate::model::consumer::{ConsumerEntry, Ordering};
 use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::token::Waiting;
 use crate::store::gates::ConsumerState;
+use crate::store::lags::{self, Range};
 use crate::store::settle::Durability;
 use crate::store::{self, Database, alarms, gates, parking};
 
@@ -107,7 +108,13 @@ impl Router {
     }
 
     /// A shard is ours: every lane begins, before anything of the shard is read.
-    pub async fn acquired(&self, lease: &Arc<ShardLease>, blocked: Vec<(Shard, ConsumerId, String, u64)>) {
+    pub async fn acquired(
+        &self,
+        lease: &Arc<ShardLease>,
+        blocked: Vec<(Shard, ConsumerId, String, u64)>,
+        lags: Vec<(ConsumerId, Range)>,
+    ) {
+        let mut lags: HashMap<ConsumerId, Range> = lags.into_iter().collect();
         let _joining = self.roster.lock().await;
         let mut table = self.table();
         table.leases.insert(lease.shard, Arc::clone(lease));
@@ -118,7 +125,7 @@ impl Router {
         for (id, entry) in &table.dispatchers {
             if let Some(dispatcher) = &entry.dispatcher {
                 let blocked = keys.remove(id).unwrap_or_default();
-                dispatcher.tell(Command::Acquired { lease: Arc::clone(lease), blocked });
+                dispatcher.tell(Command::Acquired { lease: Arc::clone(lease), blocked, lag: lags.remove(id) });
             }
         }
     }
@@ -223,7 +230,8 @@ impl Router {
         for lease in leases {
             let mine = blocked.iter().filter(|(shard, consumer, ..)| *shard == lease.shard && *consumer == state.id);
             let blocked = mine.map(|(_, _, key, count)| (key.clone(), *count)).collect();
-            dispatcher.tell(Command::Acquired { lease, blocked });
+            let lag = lags::ranges(client, lease.shard).await?.into_iter().find(|(consumer, _)| *consumer == state.id);
+            dispatcher.tell(Command::Acquired { lease, blocked, lag: lag.map(|(_, range)| range) });
         }
         self.table().tasks.push(task);
         Ok(dispatcher)

@@ -79,6 +79,7 @@ pub async fn run(
         reader: commands,
         held: HashMap::new(),
     };
+    let budget = ByteBudget::new(options.bytes_in_flight);
     let reader = Reader {
         database: database.clone(),
         relay,
@@ -88,7 +89,7 @@ pub async fn run(
         settler: settler.clone(),
         bell: Arc::clone(&bell),
         health,
-        budget: ByteBudget::new(options.bytes_in_flight),
+        budget: budget.clone(),
         shards: BTreeMap::new(),
         unanswered: None,
         idle_since: Instant::now(),
@@ -100,6 +101,7 @@ pub async fn run(
         bell: Arc::clone(&bell),
         hand: Hand::default(),
         settler: settler.clone(),
+        budget,
     };
 
     let keeping = tokio::spawn(keeper.run(stop.clone(), release.clone()));

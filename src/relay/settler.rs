@@ -11,15 +11,17 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::delivery::{Delivery, Flight, Origin};
+use super::delivery::{Delivery, Flight, FlightKind, Origin};
 use super::doorbell::Doorbell;
 use super::outage;
 use super::unflushed::{ASK_EVERY, Unflushed};
 use crate::edge::error::report;
 use crate::failpoint;
+use crate::model::key::FlightSeq;
+use crate::store::lags::{LaneId, Range};
 use crate::store::session::Session;
 use crate::store::settle::{
-    self, Batch, CloseRow, DeliveryId, Durability, EndRow, FactRow, ParkRow, Refused, StartRow,
+    self, AdvanceRow, Batch, CloseRow, DeliveryId, Durability, EndRow, FactRow, LagRow, ParkRow, Refused, StartRow,
 };
 use crate::store::{Database, alarms};
 
@@ -41,6 +43,8 @@ pub struct Settlement {
 pub enum Verdict {
     Fact(FactRow),
     Park(ParkRow),
+    /// Its lane leaves the flight unread for now.
+    Lag,
 }
 
 /// Whether an attempt that needed a start row may leave.
@@ -55,6 +59,7 @@ enum Entry {
     Settle(Box<Settlement>),
     Start(StartRow, oneshot::Sender<StartAnswer>),
     Close(CloseRow),
+    Advance(AdvanceRow),
     Flush(oneshot::Sender<()>),
 }
 
@@ -86,6 +91,11 @@ impl Settler {
     /// Closes a flight that has no deliveries: nobody subscribed to any of its effects.
     pub fn close_empty(&self, row: CloseRow) {
         let _ = self.0.send(Entry::Close(row));
+    }
+
+    /// A page of a lag range in which nothing was owed any more.
+    pub fn advance_empty(&self, row: AdvanceRow) {
+        let _ = self.0.send(Entry::Advance(row));
     }
 
     /// Waits until everything handed in before is written.
@@ -136,7 +146,7 @@ impl Writer {
         match self.persist(&batch).await {
             Some(Ok(refused)) => {
                 // What leaves the parking lot may have released the next of its key.
-                if !batch.parks.is_empty() || !batch.unpark.is_empty() {
+                if !batch.parks.is_empty() || !batch.unpark.is_empty() || !batch.advances.is_empty() {
                     self.bell.parked.notify_one();
                 }
                 self.unflushed.committed(batch);
@@ -215,11 +225,13 @@ impl Writer {
 
 fn batch_of(group: &[Entry]) -> Batch {
     let mut batch = Batch::default();
+    let mut lags: HashMap<LaneId, Range> = HashMap::new();
     let mut landing: HashMap<*const Flight, Landing<'_>> = HashMap::new();
     for entry in group {
         match entry {
             Entry::Flush(_) => {}
             Entry::Close(row) => batch.closes.push(row.clone()),
+            Entry::Advance(row) => batch.advances.push(*row),
             Entry::Start(row, _) => {
                 batch.starts.push(row.clone());
                 batch.durability = Durability::Flushed;
@@ -234,6 +246,7 @@ fn batch_of(group: &[Entry]) -> Batch {
                         }
                     }
                     Verdict::Park(row) => batch.parks.push(row.clone()),
+                    Verdict::Lag => {}
                 }
                 batch.ends.extend(settlement.end.clone());
                 if settlement.durability == Durability::Flushed {
@@ -242,15 +255,38 @@ fn batch_of(group: &[Entry]) -> Batch {
                 if let Origin::Flight(flight) = &delivery.origin {
                     let landed = landing.entry(Arc::as_ptr(flight)).or_insert_with(|| Landing::of(flight, delivery));
                     landed.settled += 1;
-                    if matches!(settlement.verdict, Verdict::Park(_)) {
-                        landed.parks.push(delivery.id());
+                    match settlement.verdict {
+                        Verdict::Park(_) => landed.parks.push(delivery.id()),
+                        Verdict::Lag => extend(&mut lags, delivery, flight.seq),
+                        Verdict::Fact(_) => {}
                     }
                 }
             }
         }
     }
-    batch.closes.extend(landing.into_values().filter_map(Landing::close));
+    batch.lags = lags.into_iter().map(|(lane, range)| LagRow { lane, range }).collect();
+    for landed in landing.into_values().filter(Landing::is_complete) {
+        match landed.flight.kind {
+            FlightKind::Log => batch.closes.push(landed.close()),
+            FlightKind::Page => batch.advances.push(landed.advance()),
+        }
+    }
+    // Ranges move on: what was written of them cannot be written again later.
+    if !batch.lags.is_empty() || !batch.advances.is_empty() {
+        batch.durability = Durability::Flushed;
+    }
     batch
+}
+
+fn extend(lags: &mut HashMap<LaneId, Range>, delivery: &Delivery, seq: FlightSeq) {
+    let lane = lane_of(delivery);
+    let range = lags.entry(lane).or_insert(Range { from: seq, to: seq });
+    range.from = range.from.min(seq);
+    range.to = range.to.max(seq);
+}
+
+fn lane_of(delivery: &Delivery) -> LaneId {
+    LaneId { shard: delivery.lease.shard, consumer: delivery.consumer, epoch: delivery.lease.epoch }
 }
 
 /// How much of a flight a batch settles.
@@ -266,11 +302,19 @@ impl<'a> Landing<'a> {
         Self { flight, delivery, settled: 0, parks: Vec::new() }
     }
 
-    /// The flight closes with this batch if nothing else of it is outstanding.
-    fn close(self) -> Option<CloseRow> {
+    /// Whether nothing else of the flight is outstanding.
+    fn is_complete(&self) -> bool {
+        self.flight.outstanding.load(Ordering::Acquire) == self.settled
+    }
+
+    fn close(self) -> CloseRow {
         let lease = &self.delivery.lease;
-        let last = self.flight.outstanding.load(Ordering::Acquire) == self.settled;
-        last.then(|| CloseRow { shard: lease.shard, seq: self.flight.seq, epoch: lease.epoch, parks: self.parks })
+        CloseRow { shard: lease.shard, seq: self.flight.seq, epoch: lease.epoch, parks: self.parks }
+    }
+
+    /// A page whose parked rows are refused belongs to a lost shard, and so is its advance.
+    fn advance(self) -> AdvanceRow {
+        AdvanceRow { lane: lane_of(self.delivery), up_to: self.flight.seq }
     }
 }
 
@@ -278,13 +322,15 @@ fn release(group: Vec<Entry>, refused: &Refused) {
     for entry in group {
         match entry {
             Entry::Settle(settlement) => {
-                // One that was refused its parked row is not accounted for: its flight must stay open.
-                let accounted = !refused.parks.contains(&settlement.delivery.id());
+                // One that was refused its parked row or its range is not accounted for: its flight must stay open.
+                let delivery = &settlement.delivery;
+                let accounted =
+                    !refused.parks.contains(&delivery.id()) && !refused.shards.contains(&delivery.lease.shard);
                 if let (Origin::Flight(flight), true) = (&settlement.delivery.origin, accounted) {
                     flight.outstanding.fetch_sub(1, Ordering::AcqRel);
                 }
             }
-            Entry::Close(_) => {}
+            Entry::Close(_) | Entry::Advance(_) => {}
             Entry::Start(row, reply) => {
                 let answer =
                     if refused.starts.contains(&row.delivery) { StartAnswer::Refused } else { StartAnswer::Started };
