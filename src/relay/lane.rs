@@ -206,6 +206,13 @@ impl Lane {
         self.retries.front().map(|delivery| delivery.since)
     }
 
+    /// The consumer orders otherwise from now on. The queues must be empty.
+    pub fn reorder(&mut self, ordering: Ordering) {
+        self.ordering = ordering;
+        self.keys.clear();
+        self.stamp();
+    }
+
     /// Deliveries from the parking lot keep their rows and are brought again.
     pub fn drop_retries(&mut self) {
         self.retries.clear();

@@ -271,6 +271,10 @@ fn batch_of(group: &[Entry]) -> Batch {
             FlightKind::Page => batch.advances.push(landed.advance()),
         }
     }
+    // Ranges move on: what was written of them cannot be written again later.
+    if !batch.lags.is_empty() || !batch.advances.is_empty() {
+        batch.durability = Durability::Flushed;
+    }
     batch
 }
 

@@ -1,4 +1,7 @@
 //! How a delivery can end, told by the database: every answer, every cut, every crash, with real relays as processes.
 
+mod consumer_wide;
+mod doubt;
+mod order;
 mod rig;
 mod table;

@@ -134,6 +134,17 @@ impl Rig {
         format!("{task}:1")
     }
 
+    /// Opens every task of kind `kind` again and claims it: it has known epoch 2, which a consumer's `stale` may name.
+    pub async fn second_epochs(&self) {
+        self.client
+            .batch_execute(
+                "select fencepost.reopen_task(task_id, 'test', true) from fencepost.tasks where kind = 'kind';
+                 select task_id from fencepost.claim_tasks('owner', array['kind'], 100)",
+            )
+            .await
+            .expect("a second epoch");
+    }
+
     pub async fn delivery(&self, key: &str, consumer: &str) -> Delivery {
         let sql = "select d.token, d.attempts, coalesce(d.reason, '') as reason, d.ack_raw,
                           coalesce((select bool_or(l.doubt) from fencepost.ledger l where l.effect_id = fencepost.effect_id_of($1)
