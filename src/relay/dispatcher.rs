@@ -18,6 +18,7 @@ use super::lease::ShardLease;
 use super::options::BreakerOptions;
 use super::settle::{Next, Parking, Signal, outlived_retain};
 use super::settler::{Settlement, Verdict};
+use super::way::Way;
 use super::words::Words;
 use crate::edge::error::report;
 use crate::model::consumer::Ordering;
@@ -91,6 +92,7 @@ impl Dispatcher {
             park_after,
             gate,
             words: Words::default(),
+            way: Way::default(),
             lanes: HashMap::new(),
             attempts: JoinSet::new(),
             draining: false,
@@ -122,6 +124,7 @@ struct State {
     park_after: Duration,
     gate: Gate,
     words: Words,
+    way: Way,
     lanes: HashMap<Shard, (Arc<ShardLease>, Lane)>,
     attempts: JoinSet<(Class, Ended)>,
     draining: bool,
@@ -136,6 +139,7 @@ impl State {
             if self.draining && self.attempts.is_empty() {
                 return;
             }
+            let served = Arc::clone(&self.served);
             let pause = wake.unwrap_or_else(|| Instant::now() + Duration::from_secs(3_600));
             tokio::select! {
                 biased;
@@ -149,6 +153,7 @@ impl State {
                     None => self.drain(),
                 },
                 _ = sweep.tick() => self.sweep(),
+                () = served.edge.turned() => {}
                 () = tokio::time::sleep_until(pause), if wake.is_some() => {}
             }
         }
@@ -240,6 +245,9 @@ impl State {
     /// Starts what may start. Returns when to look again, where only time will open the gate.
     fn start_attempts(&mut self) -> Option<Instant> {
         let mut wake = None;
+        if self.served.edge.shut().is_some() {
+            return None;
+        }
         for class in [Class::Retry, Class::Fresh] {
             while let Some(shard) = self.lane_with(class) {
                 let other = if class == Class::Retry { Class::Fresh } else { Class::Retry };
@@ -400,6 +408,7 @@ impl State {
 
     /// What waits too long leaves its flight for the parking lot.
     fn sweep(&mut self) {
+        self.way.note(&self.served.consumer.name, self.served.edge.shut(), &self.shared.pool);
         let shut = self.gate.is_shut_for(self.park_after, Instant::now());
         let overdue: Vec<(Shard, usize)> = self
             .lanes
@@ -427,7 +436,10 @@ impl State {
     }
 
     fn rooms(&self) -> Vec<Room> {
-        if self.draining || self.gate.is_shut_for(Duration::from_millis(500), Instant::now()) {
+        if self.draining
+            || self.served.edge.shut().is_some()
+            || self.gate.is_shut_for(Duration::from_millis(500), Instant::now())
+        {
             return Vec::new();
         }
         let room = |(shard, (lease, lane)): (&Shard, &(Arc<ShardLease>, Lane))| {

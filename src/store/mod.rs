@@ -12,6 +12,7 @@ pub mod gates;
 pub mod inspect;
 pub mod interventions;
 pub mod log;
+pub mod overdue;
 pub mod parking;
 pub mod reconcile;
 pub mod relays;
