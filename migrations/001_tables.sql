@@ -220,14 +220,15 @@ create table fencepost.attempts (
 );
 create index attempts_at on fencepost.attempts using brin (at) with (pages_per_range = 32, autosummarize = on);
 
--- Ranges of flights that a slow lane still has to read.
+-- Flights that a slow lane still has to read: one range per lane, whatever waits. `draining_to` marks the page in hand.
 create table fencepost.lags (
     shard       smallint not null,
     consumer_id integer not null,
     from_seq    bigint not null,
     to_seq      bigint not null,
-    primary key (shard, consumer_id, from_seq)
-);
+    draining_to bigint,
+    primary key (shard, consumer_id)
+) with (fillfactor = 50);
 
 -- Effects whose segment was dropped while a delivery still waited: byte for byte, with their ids.
 create table fencepost.effects_kept (like fencepost.effects including defaults including constraints, primary key (id));

@@ -30,6 +30,7 @@ pub mod router;
 pub mod run;
 pub mod settle;
 pub mod settler;
+mod unflushed;
 mod way;
 pub mod words;
 

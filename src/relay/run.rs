@@ -89,6 +89,7 @@ pub async fn run(
         reader: commands,
         held: HashMap::new(),
     };
+    let budget = ByteBudget::new(options.bytes_in_flight);
     let reader = Reader {
         database: database.clone(),
         relay,
@@ -98,7 +99,7 @@ pub async fn run(
         settler: settler.clone(),
         bell: Arc::clone(&bell),
         health,
-        budget: ByteBudget::new(options.bytes_in_flight),
+        budget: budget.clone(),
         shards: BTreeMap::new(),
         unanswered: None,
         idle_since: Instant::now(),
@@ -110,6 +111,7 @@ pub async fn run(
         bell: Arc::clone(&bell),
         hand: Hand::default(),
         settler: settler.clone(),
+        budget,
     };
 
     let keeping = tokio::spawn(keeper.run(stop.clone(), release.clone()));

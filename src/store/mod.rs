@@ -11,6 +11,7 @@ pub mod flights;
 pub mod gates;
 pub mod inspect;
 pub mod interventions;
+pub mod lags;
 pub mod log;
 pub mod overdue;
 pub mod parking;

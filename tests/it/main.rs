@@ -10,5 +10,6 @@ mod embedded;
 mod http;
 mod inbox;
 mod producer;
+mod relay;
 mod sql;
 mod truth;

@@ -3,6 +3,7 @@
 // Not every helper is used by every selection of features.
 #![allow(dead_code)]
 
+pub mod bad_wire;
 pub mod broker;
 pub mod db;
 pub mod fault_proxy;
