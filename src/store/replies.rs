@@ -34,6 +34,19 @@ pub async fn identity(client: &Client) -> Result<Identity> {
     Ok(Identity { deployment: row.get(0), secret: SecretString::from(row.get::<_, String>(1)) })
 }
 
+/// What the names of an installation's reply queues are made of.
+#[derive(Clone, Debug)]
+pub struct Installation {
+    pub deployment: String,
+    pub shards: Vec<Shard>,
+}
+
+pub async fn installation(client: &Client) -> Result<Installation> {
+    let deployment = identity(client).await?.deployment;
+    let rows = client.query("-- store::shards\nselect shard from fencepost.shards order by shard", &[]).await?;
+    Ok(Installation { deployment, shards: rows.iter().map(|row| Shard(row.get(0))).collect() })
+}
+
 /// A consumer's word about a key, whose token was verified.
 #[derive(Clone, Debug)]
 pub struct Word {
