@@ -2,7 +2,9 @@
 //! prints. No SQL and no delivery logic lives here. Exit codes: 0 done, 1 failed or found something, 2 usage or
 //! configuration.
 
+mod acks;
 mod alarms;
+mod amqp;
 mod check;
 mod consent;
 mod consumers;
@@ -62,6 +64,12 @@ enum Command {
     /// Alarms: list, resolve.
     #[command(subcommand)]
     Alarms(alarms::Command),
+    /// Brokers: check what exists, declare the reply queues.
+    #[command(subcommand)]
+    Amqp(amqp::Command),
+    /// Consumers' replies over AMQP.
+    #[command(subcommand)]
+    Acks(acks::Command),
     /// Run the relay until SIGTERM or SIGINT.
     Run(run::Args),
     /// Signing secrets.
@@ -122,6 +130,8 @@ impl Cli {
             Command::Effect(args) => story::effect(&global, args).await,
             Command::Deliveries(command) => deliveries::run(&global, command).await,
             Command::Alarms(command) => alarms::run(&global, command).await,
+            Command::Amqp(command) => amqp::run(&global, command).await,
+            Command::Acks(command) => acks::run(&global, command).await,
             Command::Run(args) => run::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }

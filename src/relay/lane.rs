@@ -221,12 +221,6 @@ impl Lane {
         }
     }
 
-    /// The consumer orders differently from now on. Only with empty queues.
-    pub fn reorder(&mut self, ordering: Ordering) {
-        self.ordering = ordering;
-        self.keys.clear();
-    }
-
     /// Begins to lag, or lags again: empties the fresh queue. Returns the deliveries whose flights must be put into the
     /// lag range; those of a page are in it already.
     pub fn fall_behind(&mut self) -> Vec<Delivery> {

@@ -3,5 +3,5 @@
 mod consumer_wide;
 mod doubt;
 mod order;
-mod rig;
+pub mod rig;
 mod table;
