@@ -3,6 +3,7 @@
 //! configuration.
 
 mod alarms;
+mod audit;
 mod check;
 mod consent;
 mod consumers;
@@ -10,6 +11,7 @@ mod deliveries;
 mod demo;
 mod global;
 mod grant;
+mod health;
 pub mod logging;
 mod migrate;
 mod output;
@@ -17,6 +19,7 @@ mod run;
 mod secret;
 mod status;
 mod story;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -61,8 +64,15 @@ enum Command {
     /// Alarms: list, resolve.
     #[command(subcommand)]
     Alarms(alarms::Command),
+    /// Prove that every committed effect has ended or waits with a reason, and no attempt is without a token; exit code 1
+    /// names each hole.
+    Audit(audit::Args),
+    /// Wait until nothing waits any more: for tests and deployments.
+    Wait(wait::Args),
     /// Run the relay until SIGTERM or SIGINT.
     Run(run::Args),
+    /// Ask the relay here whether it is ready: for the health check of a container.
+    Health(health::Args),
     /// Signing secrets.
     #[command(subcommand)]
     Secret(secret::Command),
@@ -121,7 +131,10 @@ impl Cli {
             Command::Effect(args) => story::effect(&global, args).await,
             Command::Deliveries(command) => deliveries::run(&global, command).await,
             Command::Alarms(command) => alarms::run(&global, command).await,
+            Command::Audit(args) => audit::run(&global, args).await,
+            Command::Wait(args) => wait::run(&global, args).await,
             Command::Run(args) => run::run(&global, args).await,
+            Command::Health(args) => health::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }
     }

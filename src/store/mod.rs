@@ -13,6 +13,7 @@ pub mod inspect;
 pub mod interventions;
 pub mod log;
 pub mod parking;
+pub mod proof;
 pub mod reconcile;
 pub mod relays;
 pub mod schema;
