@@ -18,6 +18,7 @@ create table fencepost.settings (
 
 insert into fencepost.settings (name, value, note) values
     ('deployment', substr(replace(gen_random_uuid()::text, '-', ''), 1, 8), 'name of this installation in AMQP queue names; fixed after the first run'),
+    ('ack_secret', replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'key of the ack tokens over AMQP; with a new one, replies to older messages are not believed'),
     ('shards', '8', 'units of ordering, leasing and failover; fixed at migrate'),
     ('payload_max_bytes', '1048576', 'largest payload of one effect, in bytes; at most 16777216'),
     ('headers_max_bytes', '16384', 'largest headers object of one effect, in bytes'),
@@ -219,14 +220,15 @@ create table fencepost.attempts (
 );
 create index attempts_at on fencepost.attempts using brin (at) with (pages_per_range = 32, autosummarize = on);
 
--- Ranges of flights that a slow lane still has to read.
+-- Flights that a slow lane still has to read: one range per lane, whatever waits. `draining_to` marks the page in hand.
 create table fencepost.lags (
     shard       smallint not null,
     consumer_id integer not null,
     from_seq    bigint not null,
     to_seq      bigint not null,
-    primary key (shard, consumer_id, from_seq)
-);
+    draining_to bigint,
+    primary key (shard, consumer_id)
+) with (fillfactor = 50);
 
 -- Effects whose segment was dropped while a delivery still waited: byte for byte, with their ids.
 create table fencepost.effects_kept (like fencepost.effects including defaults including constraints, primary key (id));

@@ -24,6 +24,8 @@ pub struct Delivery {
     pub origin: Origin,
     /// When it came into hand.
     pub since: Instant,
+    /// Shows its lane that it is not settled yet.
+    pub lane: Option<Arc<()>>,
 }
 
 /// Where a delivery came from decides what its first byte needs: an open flight, or a start row of its own.
@@ -33,13 +35,23 @@ pub enum Origin {
     Parked { turn: Turn, guard: InHand },
 }
 
-/// A flight in the air. It may close when nothing of it is outstanding.
+/// A flight in the air, or a page of a lag range. It may close when nothing of it is outstanding.
 #[derive(Debug)]
 pub struct Flight {
+    pub kind: FlightKind,
+    /// A page's last flight.
     pub seq: FlightSeq,
     pub outstanding: AtomicUsize,
     /// Given back when the last delivery of the flight is gone.
     pub bytes: Charge,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FlightKind {
+    /// What was new in the log.
+    Log,
+    /// Flights a lane had left unread.
+    Page,
 }
 
 /// Deliveries from the parking lot that are in hand, so that the loader does not bring them twice.
@@ -82,6 +94,20 @@ impl Delivery {
 
     pub fn effect_id(&self) -> EffectId {
         self.effect.id
+    }
+
+    pub fn flight_kind(&self) -> Option<FlightKind> {
+        match &self.origin {
+            Origin::Flight(flight) => Some(flight.kind),
+            Origin::Parked { .. } => None,
+        }
+    }
+
+    pub fn flight_seq(&self) -> Option<FlightSeq> {
+        match &self.origin {
+            Origin::Flight(flight) => Some(flight.seq),
+            Origin::Parked { .. } => None,
+        }
     }
 
     pub fn is_parked(&self) -> bool {

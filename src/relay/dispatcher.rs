@@ -21,18 +21,19 @@ use super::settler::{Settlement, Verdict};
 use super::words::Words;
 use crate::edge::error::report;
 use crate::model::consumer::Ordering;
-use crate::model::key::{ConsumerId, Shard, ShardEpoch};
+use crate::model::key::{ConsumerId, FlightSeq, Shard, ShardEpoch};
 use crate::model::outcome::{AckReading, End, Outcome};
 use crate::model::token::{Fact, Waiting};
 use crate::store::alarms;
+use crate::store::lags::{LaneId, Range};
 use crate::store::parking::Room;
 use crate::store::settle::{Durability, Moment};
 
 /// Deliveries from the parking lot that one lane takes in hand at once.
 const RETRIES_IN_HAND: usize = 256;
-/// A lane with more than this waiting for longer than [`LAGGING_AFTER`] sheds its youngest.
+/// A lane with more than this waiting for longer than [`LAGGING_AFTER`] lags.
 const QUEUE_KEPT: usize = 500;
-const LAGGING_AFTER: Duration = Duration::from_secs(2);
+const LAGGING_AFTER: Duration = Duration::from_secs(4);
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
 
 /// What a dispatcher is told.
@@ -41,6 +42,7 @@ pub enum Command {
     Acquired {
         lease: Arc<ShardLease>,
         blocked: Vec<(String, u64)>,
+        lag: Option<Range>,
     },
     Lost {
         shard: Shard,
@@ -59,8 +61,15 @@ pub enum Command {
     },
     /// The declaration changed.
     Serve(Arc<Served>),
-    /// How much can be taken from the parking lot.
-    Rooms(oneshot::Sender<Vec<Room>>),
+    /// How much can be taken from the parking lot, and which lanes want a page of what they left unread.
+    Rooms(oneshot::Sender<Rooms>),
+    /// A page of the lane's lag range, up to this flight.
+    Page {
+        shard: Shard,
+        epoch: ShardEpoch,
+        up_to: FlightSeq,
+        deliveries: Vec<Delivery>,
+    },
     /// What to compare a count of blocked keys with.
     Changes(oneshot::Sender<HashMap<Shard, u64>>),
     Recount {
@@ -70,6 +79,13 @@ pub enum Command {
     },
     /// Start nothing more, park what waits, and end when what is out has come back.
     Drain,
+}
+
+/// What a consumer's lanes can take.
+#[derive(Default)]
+pub struct Rooms {
+    pub parked: Vec<Room>,
+    pub pages: Vec<LaneId>,
 }
 
 /// The handle of a consumer's task.
@@ -103,7 +119,7 @@ impl Dispatcher {
         let _ = self.0.send(command);
     }
 
-    pub async fn rooms(&self) -> Vec<Room> {
+    pub async fn rooms(&self) -> Rooms {
         let (reply, rooms) = oneshot::channel();
         self.tell(Command::Rooms(reply));
         rooms.await.unwrap_or_default()
@@ -164,8 +180,8 @@ impl State {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Acquired { lease, blocked } => {
-                let lane = Lane::new(self.ordering(), blocked);
+            Command::Acquired { lease, blocked, lag } => {
+                let lane = Lane::new(self.ordering(), blocked).with_lag(lag);
                 self.lanes.insert(lease.shard, (lease, lane));
             }
             Command::Lost { shard, epoch } => {
@@ -175,8 +191,7 @@ impl State {
                 }
             }
             Command::Yield { shard } => {
-                let waiting_now = self.lanes.get_mut(&shard).map(|(_, lane)| lane.take_all()).unwrap_or_default();
-                self.park_unattempted(waiting_now, "its shard went to another relay before its attempt");
+                self.leave_queued(shard);
             }
             Command::Offer(deliveries) => deliveries.into_iter().for_each(|delivery| self.offer(delivery)),
             Command::State { asked, paused, shut_for } => {
@@ -195,10 +210,20 @@ impl State {
             }
             Command::Serve(served) => {
                 self.gate.set_limits(served.consumer.concurrency, served.consumer.rate, Instant::now());
+                let before = self.ordering();
                 self.served = served;
+                if self.ordering() != before {
+                    self.reorder();
+                }
             }
             Command::Rooms(reply) => {
                 let _ = reply.send(self.rooms());
+            }
+            Command::Page { shard, epoch, up_to, deliveries } => {
+                if let Some(lane) = self.lane_of(shard, epoch) {
+                    lane.page_read(up_to);
+                    deliveries.into_iter().for_each(|delivery| self.offer(delivery));
+                }
             }
             Command::Changes(reply) => {
                 let _ = reply.send(self.lanes.iter().map(|(shard, (_, lane))| (*shard, lane.changes())).collect());
@@ -224,12 +249,13 @@ impl State {
             // Its shard was lost on the way here, and the delivery with it.
             return;
         };
-        let lagging =
+        let crowded =
             lane.fresh_len() >= QUEUE_KEPT && lane.oldest_fresh().is_some_and(|since| since.elapsed() > LAGGING_AFTER);
         let fresh = !delivery.is_parked();
         match lane.offer(delivery) {
-            Offer::Queued if fresh && (shut || lagging) => self.shed(shard, QUEUE_KEPT * usize::from(!shut)),
+            Offer::Queued if fresh && (shut || crowded) => self.fall_behind(shard),
             Offer::Queued => {}
+            Offer::Lags(delivery) => self.leave_unread(delivery),
             Offer::Blocked(delivery) => {
                 lane.blocked(lane.key(&delivery).map(ToString::to_string).as_deref());
                 self.park(delivery, waiting(Waiting::Blocked, None, "an earlier delivery of its key waits"));
@@ -398,47 +424,56 @@ impl State {
         });
     }
 
-    /// What waits too long leaves its flight for the parking lot.
+    /// What waits too long leaves its flight: its lane lags, and other consumers do not wait for it.
     fn sweep(&mut self) {
         let shut = self.gate.is_shut_for(self.park_after, Instant::now());
-        let overdue: Vec<(Shard, usize)> = self
+        let late: Vec<Shard> = self
             .lanes
             .iter()
-            .filter_map(|(shard, (_, lane))| {
-                let age = lane.oldest_fresh()?.elapsed();
-                let lagging = age > LAGGING_AFTER && lane.fresh_len() > QUEUE_KEPT;
-                match (shut || age > self.park_after, lagging) {
-                    (true, _) => Some((*shard, 0)),
-                    (false, true) => Some((*shard, QUEUE_KEPT)),
-                    (false, false) => None,
-                }
+            .filter(|(_, (_, lane))| {
+                lane.oldest_fresh().is_some_and(|since| {
+                    let age = since.elapsed();
+                    shut || age > self.park_after || (age > LAGGING_AFTER && lane.fresh_len() > QUEUE_KEPT)
+                })
             })
+            .map(|(shard, _)| *shard)
             .collect();
-        for (shard, keep) in overdue {
-            self.shed(shard, keep);
+        for shard in late {
+            self.fall_behind(shard);
         }
     }
 
-    fn shed(&mut self, shard: Shard, keep: usize) {
-        let shed = self.lanes.get_mut(&shard).map(|(_, lane)| lane.shed(keep)).unwrap_or_default();
-        for delivery in shed {
-            self.park(delivery, waiting(Waiting::Backlog, Some(Duration::ZERO), "its consumer lags or is paused"));
+    fn fall_behind(&mut self, shard: Shard) {
+        let unread = self.lanes.get_mut(&shard).map(|(_, lane)| lane.fall_behind()).unwrap_or_default();
+        if !unread.is_empty() {
+            tracing::debug!(consumer = %self.served.consumer.name, %shard, deliveries = unread.len(), "the lane lags");
         }
+        unread.into_iter().for_each(|delivery| self.leave_unread(delivery));
     }
 
-    fn rooms(&self) -> Vec<Room> {
+    fn leave_unread(&mut self, delivery: Delivery) {
+        self.settle(Settlement { delivery, verdict: Verdict::Lag, end: None, durability: Durability::Lazy });
+    }
+
+    fn rooms(&mut self) -> Rooms {
+        let mut rooms = Rooms::default();
         if self.draining || self.gate.is_shut_for(Duration::from_millis(500), Instant::now()) {
-            return Vec::new();
+            return rooms;
         }
-        let room = |(shard, (lease, lane)): (&Shard, &(Arc<ShardLease>, Lane))| {
+        let consumer = self.consumer_id();
+        for (shard, (lease, lane)) in &mut self.lanes {
+            if !lease.is_alive() || lease.gives_way() {
+                continue;
+            }
             let rows = RETRIES_IN_HAND.saturating_sub(lane.retries_len());
-            (rows > 0 && lease.is_alive() && !lease.gives_way()).then_some(Room {
-                shard: *shard,
-                consumer: self.consumer_id(),
-                rows: rows as u32,
-            })
-        };
-        self.lanes.iter().filter_map(room).collect()
+            if rows > 0 {
+                rooms.parked.push(Room { shard: *shard, consumer, rows: rows as u32 });
+            }
+            if lane.wants_page() {
+                rooms.pages.push(LaneId { shard: *shard, consumer, epoch: lease.epoch });
+            }
+        }
+        rooms
     }
 
     fn drain(&mut self) {
@@ -446,14 +481,26 @@ impl State {
             return;
         }
         self.draining = true;
-        let waiting_now: Vec<Delivery> = self.lanes.values_mut().flat_map(|(_, lane)| lane.take_all()).collect();
-        self.park_unattempted(waiting_now, "the relay stopped before its attempt");
+        let shards: Vec<Shard> = self.lanes.keys().copied().collect();
+        shards.into_iter().for_each(|shard| self.leave_queued(shard));
     }
 
-    /// Those that are parked already keep their rows.
-    fn park_unattempted(&mut self, deliveries: Vec<Delivery>, why: &str) {
-        for delivery in deliveries.into_iter().filter(|delivery| !delivery.is_parked()) {
-            self.park(delivery, waiting(Waiting::Backlog, Some(Duration::ZERO), why));
+    /// What waits in a lane is left: fresh deliveries in its lag range, those from the parking lot in their rows.
+    fn leave_queued(&mut self, shard: Shard) {
+        self.fall_behind(shard);
+        if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+            lane.drop_retries();
+        }
+    }
+
+    /// The lanes begin anew: what waits is left and read again, and the new order holds from here on.
+    fn reorder(&mut self) {
+        let ordering = self.ordering();
+        for shard in self.lanes.keys().copied().collect::<Vec<_>>() {
+            self.leave_queued(shard);
+            if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                lane.reorder(ordering);
+            }
         }
     }
 

@@ -22,7 +22,7 @@ use crate::model::key::{Shard, ShardEpoch};
 use crate::model::token::TickToken;
 use crate::store::session::Session;
 use crate::store::shards::Roster;
-use crate::store::{self, Database, Result, alarms, flights, parking, relays, shards};
+use crate::store::{self, Database, Result, alarms, flights, lags, parking, relays, shards};
 
 /// How often a relay looks for shards while others hold some.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -207,7 +207,8 @@ impl Keeper {
             lease.reached(taken.position.seq);
             self.sweep(session, &lease).await?;
             let blocked = parking::blocked_keys(session.client(), &[shard]).await?;
-            self.router.acquired(&lease, blocked).await;
+            let lags = lags::ranges(session.client(), shard).await?;
+            self.router.acquired(&lease, blocked, lags).await;
             tracing::info!(%shard, epoch = taken.epoch.0, "shard taken");
             self.held.insert(shard, Arc::clone(&lease));
             // Without a reader the relay is stopping.
@@ -231,6 +232,7 @@ impl Keeper {
             )
             .await?;
         }
+        swept.retried += lags::end_pages(client, lease.shard, lease.epoch).await?;
         for seq in flights::left_open(client, lease.shard, lease.epoch).await? {
             let lost = flights::close_lost(client, lease.shard, seq, lease.epoch).await?;
             swept.retried += lost.retried;

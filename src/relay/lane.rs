@@ -3,11 +3,14 @@
 //! Where the consumer orders by key, one delivery of a key is on its way at a time, and while any of a key waits in
 //! the parking lot, whatever comes later of that key goes there too.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
-use super::delivery::{Delivery, Origin};
+use super::delivery::{Delivery, FlightKind, Origin};
 use crate::model::consumer::Ordering;
+use crate::model::key::FlightSeq;
 use crate::model::token::Waiting;
+use crate::store::lags::Range;
 use crate::store::parking::Turn;
 
 /// The queues of one consumer in one shard.
@@ -18,6 +21,19 @@ pub struct Lane {
     retries: VecDeque<Delivery>,
     keys: HashMap<String, Key>,
     changes: u64,
+    lag: Option<Lag>,
+    /// Every fresh delivery of this lane that is not settled holds a clone.
+    fresh_out: Arc<()>,
+}
+
+/// Where a lane lags: flights it left unread.
+#[derive(Debug)]
+struct Lag {
+    /// The first flight that is not settled: where the range begins in the database.
+    from: FlightSeq,
+    /// The first flight of which nothing is in hand.
+    next: FlightSeq,
+    to: FlightSeq,
 }
 
 /// What is known of one ordering key. A key nothing is known of is free.
@@ -38,12 +54,21 @@ pub enum Offer {
     Queued,
     /// Its key's turn has not come.
     Blocked(Delivery),
+    /// The lane lags: the flight is left unread for now.
+    Lags(Delivery),
 }
 
 impl Lane {
     pub fn new(ordering: Ordering, parked: impl IntoIterator<Item = (String, u64)>) -> Self {
         let keys = parked.into_iter().map(|(key, parked)| (key, Key { parked, ..Key::default() })).collect();
-        Self { ordering, fresh: VecDeque::new(), retries: VecDeque::new(), keys, changes: 0 }
+        let (fresh, retries) = (VecDeque::new(), VecDeque::new());
+        Self { ordering, fresh, retries, keys, changes: 0, lag: None, fresh_out: Arc::new(()) }
+    }
+
+    /// The range a predecessor left.
+    pub fn with_lag(mut self, range: Option<Range>) -> Self {
+        self.lag = range.map(|range| Lag { from: range.from, next: range.from, to: range.to });
+        self
     }
 
     /// The key a delivery is ordered by, where this lane orders at all.
@@ -53,7 +78,16 @@ impl Lane {
         (self.ordering == Ordering::Key && !replay).then_some(delivery.effect.ordering_key.as_str())
     }
 
-    pub fn offer(&mut self, delivery: Delivery) -> Offer {
+    pub fn offer(&mut self, mut delivery: Delivery) -> Offer {
+        if let Origin::Flight(flight) = &delivery.origin {
+            if flight.kind == FlightKind::Log
+                && let Some(lag) = self.lag.as_mut().filter(|lag| lag.next <= lag.to)
+            {
+                lag.to = lag.to.max(flight.seq);
+                return Offer::Lags(delivery);
+            }
+            delivery.lane = Some(Arc::clone(&self.fresh_out));
+        }
         if self.key(&delivery).is_none() {
             self.enqueue(delivery);
             return Offer::Queued;
@@ -172,41 +206,80 @@ impl Lane {
         self.retries.front().map(|delivery| delivery.since)
     }
 
-    /// Empties the queues, to be dropped or parked. In order.
-    pub fn take_all(&mut self) -> Vec<Delivery> {
-        let mut all: Vec<Delivery> = self.fresh.drain(..).chain(self.retries.drain(..)).collect();
+    /// Deliveries from the parking lot keep their rows and are brought again.
+    pub fn drop_retries(&mut self) {
+        self.retries.clear();
         for key in self.keys.values_mut() {
-            all.extend(key.behind.drain(..));
+            key.behind.retain(|delivery| !delivery.is_parked());
         }
-        all.sort_by_key(Delivery::effect_id);
-        all
     }
 
-    /// Takes the youngest fresh deliveries out until `keep` are left, in order, to be parked.
-    pub fn shed(&mut self, keep: usize) -> Vec<Delivery> {
-        let mut shed: Vec<Delivery> = self.fresh.drain(keep.min(self.fresh.len())..).collect();
-        for delivery in &shed {
-            if let Some(key) =
-                (self.ordering == Ordering::Key).then(|| self.keys.get_mut(&delivery.effect.ordering_key)).flatten()
-            {
-                key.busy = false;
-            }
-        }
+    /// The consumer orders differently from now on. Only with empty queues.
+    pub fn reorder(&mut self, ordering: Ordering) {
+        self.ordering = ordering;
+        self.keys.clear();
+    }
+
+    /// Begins to lag, or lags again: empties the fresh queue. Returns the deliveries whose flights must be put into the
+    /// lag range; those of a page are in it already.
+    pub fn fall_behind(&mut self) -> Vec<Delivery> {
+        let mut out: Vec<Delivery> = self.fresh.drain(..).collect();
         let stamp = self.stamp();
-        if self.ordering == Ordering::Key {
-            let texts: HashSet<String> = shed.iter().map(|d| d.effect.ordering_key.clone()).collect();
-            for text in texts {
-                if let Some(key) = self.keys.get_mut(&text) {
-                    key.touched = stamp;
-                    let (parked, fresh): (Vec<_>, Vec<_>) = key.behind.drain(..).partition(Delivery::is_parked);
-                    drop(parked);
-                    key.parked += 1 + fresh.len() as u64;
-                    shed.extend(fresh);
-                }
+        for delivery in &out {
+            if let Some(key) = self.keys.get_mut(&delivery.effect.ordering_key) {
+                key.busy = false;
+                key.touched = stamp;
             }
-            shed.sort_by_key(Delivery::effect_id);
         }
-        shed
+        for key in self.keys.values_mut() {
+            let (parked, fresh): (Vec<_>, Vec<_>) = key.behind.drain(..).partition(Delivery::is_parked);
+            key.behind.extend(parked);
+            out.extend(fresh);
+        }
+        self.keys.retain(|_, key| key.busy || key.parked > 0 || !key.behind.is_empty());
+        let (log, page): (Vec<_>, Vec<_>) = out.into_iter().partition(|d| d.flight_kind() == Some(FlightKind::Log));
+        if let Some(lag) = self.lag.as_mut().filter(|_| !page.is_empty()) {
+            lag.next = lag.from;
+        }
+        let seqs = log.iter().filter_map(Delivery::flight_seq);
+        if let (Some(from), Some(to)) = (seqs.clone().min(), seqs.max()) {
+            let lag = self.lag.get_or_insert(Lag { from, next: from, to });
+            // What was read through begins again with what was just put back.
+            if lag.next > lag.to {
+                lag.next = lag.next.min(from);
+            }
+            lag.from = lag.from.min(from);
+            lag.to = lag.to.max(to);
+        }
+        log
+    }
+
+    /// Whether flights were left unread.
+    pub fn lags(&self) -> bool {
+        self.lag.as_ref().is_some_and(|lag| lag.next <= lag.to)
+    }
+
+    /// Whether the next page of the range may be read: nothing fresh of the lane is out, so that what the ledger lacks
+    /// was not sent.
+    pub fn wants_page(&mut self) -> bool {
+        if Arc::strong_count(&self.fresh_out) > 1 {
+            return false;
+        }
+        if let Some(lag) = &mut self.lag {
+            // The page that was in hand is settled.
+            lag.from = lag.next;
+            if lag.from > lag.to {
+                self.lag = None;
+            }
+        }
+        self.lag.is_some()
+    }
+
+    /// A page was read: everything up to this flight is in hand, or was settled before.
+    pub fn page_read(&mut self, up_to: FlightSeq) {
+        if let Some(lag) = &mut self.lag {
+            lag.next = FlightSeq(up_to.0 + 1);
+        }
     }
 
     fn enqueue(&mut self, delivery: Delivery) {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, EffectKey, FlightSeq, LeaseEpoch, Shard, ShardEpoch, TaskId};
-use crate::relay::delivery::{ByteBudget, Flight, Hand};
+use crate::relay::delivery::{ByteBudget, Flight, FlightKind, Hand};
 use crate::relay::lease::{LeaseHold, ShardLease};
 use crate::store::parking::Trouble;
 use crate::store::settle::DeliveryId;
@@ -41,11 +41,17 @@ fn delivery(id: i64, key: &str, origin: Origin) -> Delivery {
         expired: false,
         origin,
         since: Instant::now(),
+        lane: None,
     }
 }
 
 fn fresh(id: i64, key: &str) -> Delivery {
-    let flight = Flight { seq: FlightSeq(1), outstanding: AtomicUsize::new(1), bytes: ByteBudget::new(1).charge(0, 1) };
+    of_flight(id, key, FlightKind::Log, 1)
+}
+
+fn of_flight(id: i64, key: &str, kind: FlightKind, seq: i64) -> Delivery {
+    let flight =
+        Flight { kind, seq: FlightSeq(seq), outstanding: AtomicUsize::new(1), bytes: ByteBudget::new(1).charge(0, 1) };
     delivery(id, key, Origin::Flight(Arc::new(flight)))
 }
 
@@ -158,14 +164,68 @@ fn rows_an_operator_removed_free_the_key() {
 }
 
 #[test]
-fn shedding_keeps_each_key_in_order() {
+fn a_lane_that_lags_leaves_flights_unread_and_comes_back() {
+    let mut lane = Lane::new(Ordering::None, []);
+    for seq in 1..=3 {
+        let _ = lane.offer(of_flight(seq, "k", FlightKind::Log, seq));
+    }
+    let out = lane.next_fresh().unwrap();
+    assert_eq!(ids(&lane.fall_behind()), [2, 3]);
+    assert!(matches!(lane.offer(of_flight(4, "k", FlightKind::Log, 4)), Offer::Lags(_)), "later flights too");
+    assert!(!lane.wants_page(), "one is still out: whether it needs sending again is not known");
+    drop(out);
+    assert!(lane.wants_page());
+
+    // The page covers flights 2 to 4; a flight that comes now is queued behind it.
+    lane.page_read(FlightSeq(4));
+    assert!(matches!(lane.offer(of_flight(2, "k", FlightKind::Page, 4)), Offer::Queued));
+    assert!(matches!(lane.offer(of_flight(5, "k", FlightKind::Log, 5)), Offer::Queued));
+    assert_eq!(drain(&mut lane), [2, 5]);
+    assert!(!lane.wants_page());
+    assert!(!lane.lags());
+}
+
+#[test]
+fn a_page_that_is_put_back_stays_in_its_range() {
+    let mut lane = Lane::new(Ordering::None, []).with_lag(Some(Range { from: FlightSeq(3), to: FlightSeq(9) }));
+    assert!(lane.wants_page());
+    lane.page_read(FlightSeq(5));
+    let _ = lane.offer(of_flight(1, "k", FlightKind::Page, 5));
+    assert!(lane.fall_behind().is_empty(), "the range covers it already");
+    assert!(lane.wants_page());
+    assert_eq!(
+        lane.lag.as_ref().map(|lag| (lag.from, lag.next, lag.to)),
+        Some((FlightSeq(3), FlightSeq(3), FlightSeq(9)))
+    );
+}
+
+#[test]
+fn a_lane_that_caught_up_can_lag_again_before_its_page_is_settled() {
+    let mut lane = Lane::new(Ordering::None, []).with_lag(Some(Range { from: FlightSeq(3), to: FlightSeq(4) }));
+    assert!(lane.wants_page());
+    lane.page_read(FlightSeq(4));
+    let _ = lane.offer(of_flight(1, "k", FlightKind::Page, 4));
+    let out = lane.next_fresh().unwrap();
+    assert!(matches!(lane.offer(of_flight(2, "k", FlightKind::Log, 5)), Offer::Queued));
+    assert_eq!(ids(&lane.fall_behind()), [2]);
+    assert!(matches!(lane.offer(of_flight(3, "k", FlightKind::Log, 6)), Offer::Lags(_)));
+    drop(out);
+    assert!(lane.wants_page());
+    assert_eq!(lane.lag.as_ref().map(|lag| (lag.from, lag.to)), Some((FlightSeq(5), FlightSeq(6))));
+}
+
+#[test]
+fn falling_behind_frees_the_keys_of_what_was_not_sent() {
     let mut lane = Lane::new(Ordering::Key, []);
     for (id, key) in [(1, "a"), (2, "b"), (3, "b"), (4, "c"), (5, "a")] {
         let _ = lane.offer(fresh(id, key));
     }
-    assert_eq!(ids(&lane.shed(1)), [2, 3, 4]);
-    assert!(matches!(lane.offer(fresh(6, "b")), Offer::Blocked(_)));
-    assert_eq!(drain(&mut lane), [1]);
+    let out = lane.next_fresh().unwrap();
+    let mut behind = ids(&lane.fall_behind());
+    behind.sort_unstable();
+    assert_eq!(behind, [2, 3, 4, 5]);
     lane.ended(Some("a"), WasParked::No);
-    assert_eq!(drain(&mut lane), [5], "what was kept goes on");
+    drop(out);
+    assert!(lane.keys.is_empty());
+    assert!(lane.wants_page());
 }

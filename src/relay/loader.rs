@@ -2,22 +2,25 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use deadpool_postgres::Pool;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::delivery::{Delivery, Hand, Origin};
-use super::dispatcher::Command;
+use super::delivery::{ByteBudget, Delivery, Flight, FlightKind, Hand, Origin};
+use super::dispatcher::{Command, Dispatcher};
 use super::doorbell::Doorbell;
 use super::lease::LeaseHold;
 use super::router::Router;
 use super::settler::Settler;
 use crate::edge::error::report;
 use crate::model::key::{ConsumerId, Shard};
-use crate::store::parking::{self, Due};
-use crate::store::settle::DeliveryId;
+use crate::store::lags::{self, LaneId, PageSize};
+use crate::store::log::ReadEffect;
+use crate::store::parking::{self, Due, Trouble};
+use crate::store::settle::{AdvanceRow, DeliveryId};
 use crate::store::{Error, Result};
 
 /// How often the parking lot is looked through while nothing happens there.
@@ -26,6 +29,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_BUSY: Duration = Duration::from_millis(100);
 /// How long it counts as busy after a delivery was parked.
 const BUSY_FOR: Duration = Duration::from_secs(3);
+/// How much of a lag range is read at once; one flight at least.
+const PAGE: PageSize = PageSize { flights: 1_000, deliveries: 1_000 };
 /// How often what a crash or an operator left is mended, and the blocked keys are counted again.
 const MEND_EVERY: Duration = Duration::from_secs(5);
 
@@ -35,6 +40,7 @@ pub struct Loader {
     pub bell: Arc<Doorbell>,
     pub hand: Hand,
     pub settler: Settler,
+    pub budget: ByteBudget,
 }
 
 impl Loader {
@@ -75,19 +81,60 @@ impl Loader {
     }
 
     async fn bring(&self) -> Result<usize> {
-        let mut rooms = Vec::new();
+        let (mut rooms, mut pages) = (Vec::new(), Vec::new());
         for (_, dispatcher) in self.router.dispatchers() {
-            rooms.extend(dispatcher.rooms().await);
+            let wanted = dispatcher.rooms().await;
+            rooms.extend(wanted.parked);
+            pages.extend(wanted.pages.into_iter().map(|lane| (lane, dispatcher.clone())));
+        }
+        let mut brought = 0;
+        for (lane, dispatcher) in pages {
+            brought += self.page(lane, &dispatcher).await?;
         }
         if rooms.is_empty() {
-            return Ok(0);
+            return Ok(brought);
         }
         let client = self.pool.get().await?;
         let due = parking::due(&client, &rooms, &self.hand.all()).await?;
         drop(client);
-        let brought = due.len();
+        brought += due.len();
         self.router.route(due.into_iter().filter_map(|due| self.delivery(due)).collect());
         Ok(brought)
+    }
+
+    /// Reads the next page of what a lane left unread, while there is memory for it.
+    async fn page(&self, lane: LaneId, dispatcher: &Dispatcher) -> Result<usize> {
+        let Some(lease) = self.router.lease(lane.shard).filter(|lease| lease.epoch == lane.epoch) else { return Ok(0) };
+        if self.budget.room() == 0 {
+            return Ok(0);
+        }
+        let client = self.pool.get().await?;
+        let Some(page) = lags::page(&client, lane, PAGE).await? else { return Ok(0) };
+        drop(client);
+        let count = page.effects.len();
+        if count == 0 {
+            self.settler.advance_empty(AdvanceRow { lane, up_to: page.up_to });
+        }
+        let bytes: usize = page.effects.iter().map(|read| read.effect.payload.len() + 512).sum();
+        let flight = Arc::new(Flight {
+            kind: FlightKind::Page,
+            seq: page.up_to,
+            outstanding: AtomicUsize::new(count),
+            bytes: self.budget.charge(bytes as u64, 0),
+        });
+        let delivery = |read: ReadEffect| Delivery {
+            effect: Arc::new(read.effect),
+            consumer: lane.consumer,
+            lease: LeaseHold::of(&lease),
+            trouble: Trouble::default(),
+            expired: read.expired,
+            origin: Origin::Flight(Arc::clone(&flight)),
+            since: Instant::now(),
+            lane: None,
+        };
+        let deliveries = page.effects.into_iter().map(delivery).collect();
+        dispatcher.tell(Command::Page { shard: lane.shard, epoch: lane.epoch, up_to: page.up_to, deliveries });
+        Ok(count.max(1))
     }
 
     fn delivery(&self, due: Due) -> Option<Delivery> {
@@ -101,6 +148,7 @@ impl Loader {
             expired: due.expired,
             origin: Origin::Parked { turn: due.turn, guard },
             since: Instant::now(),
+            lane: None,
         })
     }
 

@@ -28,6 +28,7 @@ pub mod router;
 pub mod run;
 pub mod settle;
 pub mod settler;
+mod unflushed;
 pub mod words;
 
 pub use health::Health;

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::attempt;
 use super::clock::DatabaseClock;
-use super::delivery::{ByteBudget, Delivery, Flight, Origin};
+use super::delivery::{ByteBudget, Delivery, Flight, FlightKind, Origin};
 use super::dispatcher::waiting;
 use super::doorbell::{Armed, Doorbell};
 use super::health::Health;
@@ -233,7 +233,8 @@ impl Reader {
             return;
         }
         let charge = self.budget.charge(bytes as u64, count);
-        let flight = Arc::new(Flight { seq, outstanding: AtomicUsize::new(count), bytes: charge });
+        let flight =
+            Arc::new(Flight { kind: FlightKind::Log, seq, outstanding: AtomicUsize::new(count), bytes: charge });
         let now = Instant::now();
         let (mut due, mut later) = (Vec::with_capacity(count), Vec::new());
         for read in opened.effects {
@@ -247,6 +248,7 @@ impl Reader {
                     expired: read.expired,
                     origin: Origin::Flight(Arc::clone(&flight)),
                     since: now,
+                    lane: None,
                 };
                 match read.due_in {
                     Some(wait) => later.push((delivery, wait)),

@@ -22,8 +22,9 @@ use super::reader::Reader;
 use super::reconciler::Reconciler;
 use super::router::{self, Router};
 use super::settler::Settler;
-use crate::edge::egress::EgressPolicy;
-use crate::store::{Database, Result, schema};
+use crate::edge::Reach;
+use crate::edge::amqp::token::AckKey;
+use crate::store::{Database, Result, replies, schema};
 
 /// Connections for calls that keep no session state.
 const POOL_SIZE: usize = 4;
@@ -38,13 +39,15 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 pub async fn run(
     database: Database,
     options: Options,
-    egress: EgressPolicy,
+    reach: Reach,
     health: Arc<Health>,
     stop: CancellationToken,
 ) -> Result<()> {
     let relay = Uuid::now_v7();
     let Some(session) = outage::reconnect(&database, "relay", &stop).await else { return Ok(()) };
     schema::check(session.client()).await?;
+    let identity = replies::identity(session.client()).await?;
+    let keys = Arc::new(AckKey::new(identity.deployment, identity.secret));
     let now = session.client().query_one("-- store::now\nselect clock_timestamp()", &[]).await?.get(0);
     tracing::info!(%relay, name = %options.name, version = env!("CARGO_PKG_VERSION"), "relay starts");
 
@@ -59,7 +62,7 @@ pub async fn run(
         suspects: Arc::new(Semaphore::new(1)),
         abandon: CancellationToken::new(),
     };
-    let router = Arc::new(Router::new(shared.clone(), egress, options.park_after, options.breaker.clone()));
+    let router = Arc::new(Router::new(shared.clone(), reach, keys, options.park_after, options.breaker.clone()));
     router.refresh(session.client()).await?;
     drop(session);
 
@@ -79,6 +82,7 @@ pub async fn run(
         reader: commands,
         held: HashMap::new(),
     };
+    let budget = ByteBudget::new(options.bytes_in_flight);
     let reader = Reader {
         database: database.clone(),
         relay,
@@ -88,7 +92,7 @@ pub async fn run(
         settler: settler.clone(),
         bell: Arc::clone(&bell),
         health,
-        budget: ByteBudget::new(options.bytes_in_flight),
+        budget: budget.clone(),
         shards: BTreeMap::new(),
         unanswered: None,
         idle_since: Instant::now(),
@@ -100,6 +104,7 @@ pub async fn run(
         bell: Arc::clone(&bell),
         hand: Hand::default(),
         settler: settler.clone(),
+        budget,
     };
 
     let keeping = tokio::spawn(keeper.run(stop.clone(), release.clone()));

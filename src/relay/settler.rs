@@ -11,14 +11,17 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::delivery::{Delivery, Flight, Origin};
+use super::delivery::{Delivery, Flight, FlightKind, Origin};
 use super::doorbell::Doorbell;
 use super::outage;
+use super::unflushed::{ASK_EVERY, Unflushed};
 use crate::edge::error::report;
 use crate::failpoint;
+use crate::model::key::FlightSeq;
+use crate::store::lags::{LaneId, Range};
 use crate::store::session::Session;
 use crate::store::settle::{
-    self, Batch, CloseRow, DeliveryId, Durability, EndRow, FactRow, ParkRow, Refused, StartRow,
+    self, AdvanceRow, Batch, CloseRow, DeliveryId, Durability, EndRow, FactRow, LagRow, ParkRow, Refused, StartRow,
 };
 use crate::store::{Database, alarms};
 
@@ -40,6 +43,8 @@ pub struct Settlement {
 pub enum Verdict {
     Fact(FactRow),
     Park(ParkRow),
+    /// Its lane leaves the flight unread for now.
+    Lag,
 }
 
 /// Whether an attempt that needed a start row may leave.
@@ -54,6 +59,7 @@ enum Entry {
     Settle(Box<Settlement>),
     Start(StartRow, oneshot::Sender<StartAnswer>),
     Close(CloseRow),
+    Advance(AdvanceRow),
     Flush(oneshot::Sender<()>),
 }
 
@@ -66,7 +72,7 @@ impl Settler {
         abandon: CancellationToken,
     ) -> (Self, tokio::task::JoinHandle<()>) {
         let (sender, entries) = mpsc::unbounded_channel();
-        let writer = Writer { database, relay, bell, abandon, session: None };
+        let writer = Writer { database, relay, bell, abandon, session: None, unflushed: Unflushed::default() };
         (Self(sender), tokio::spawn(writer.run(entries)))
     }
 
@@ -87,6 +93,11 @@ impl Settler {
         let _ = self.0.send(Entry::Close(row));
     }
 
+    /// A page of a lag range in which nothing was owed any more.
+    pub fn advance_empty(&self, row: AdvanceRow) {
+        let _ = self.0.send(Entry::Advance(row));
+    }
+
     /// Waits until everything handed in before is written.
     pub async fn flush(&self) {
         let (reply, done) = oneshot::channel();
@@ -95,18 +106,31 @@ impl Settler {
     }
 }
 
+/// Over a new connection, what a crash may have forgotten comes first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Connection {
+    Known,
+    New,
+}
+
 struct Writer {
     database: Database,
     relay: Uuid,
     bell: Arc<Doorbell>,
     abandon: CancellationToken,
     session: Option<Session>,
+    unflushed: Unflushed,
 }
 
 impl Writer {
     async fn run(mut self, mut entries: mpsc::UnboundedReceiver<Entry>) {
         let mut group = Vec::with_capacity(BATCH_MAX);
-        while entries.recv_many(&mut group, BATCH_MAX).await > 0 {
+        loop {
+            tokio::select! {
+                received = entries.recv_many(&mut group, BATCH_MAX) => if received == 0 { break },
+                // Until all is on disk, the connection's end must not go unnoticed.
+                () = tokio::time::sleep(ASK_EVERY), if !self.unflushed.is_empty() => {}
+            }
             self.write(std::mem::take(&mut group)).await;
             group.reserve(BATCH_MAX);
             if self.abandon.is_cancelled() {
@@ -121,9 +145,11 @@ impl Writer {
         failpoint::reach("settle", &[]).await;
         match self.persist(&batch).await {
             Some(Ok(refused)) => {
-                if !batch.parks.is_empty() {
+                // What leaves the parking lot may have released the next of its key.
+                if !batch.parks.is_empty() || !batch.unpark.is_empty() || !batch.advances.is_empty() {
                     self.bell.parked.notify_one();
                 }
+                self.unflushed.committed(batch);
                 release(group, &refused);
             }
             Some(Err(error)) if group.len() > 1 => {
@@ -141,16 +167,11 @@ impl Writer {
     /// `None` where the relay was told to end before the database came back.
     async fn persist(&mut self, batch: &Batch) -> Option<Result<Refused, crate::store::Error>> {
         loop {
-            let mut session = match self.session.take() {
-                Some(session) => session,
-                None => outage::reconnect(&self.database, "settler", &self.abandon).await?,
+            let (mut session, connection) = match self.session.take() {
+                Some(session) => (session, Connection::Known),
+                None => (outage::reconnect(&self.database, "settler", &self.abandon).await?, Connection::New),
             };
-            let written = if batch.is_empty() {
-                Ok(Refused::default())
-            } else {
-                settle::write(&mut session, batch, self.relay).await
-            };
-            match written {
+            match self.persist_over(&mut session, connection, batch).await {
                 Err(error) if error.is_disconnect() => {
                     tracing::debug!(error = %report(&error), "outcomes wait for the database");
                 }
@@ -159,6 +180,31 @@ impl Writer {
                     return Some(written);
                 }
             }
+        }
+    }
+
+    async fn persist_over(
+        &mut self,
+        session: &mut Session,
+        connection: Connection,
+        batch: &Batch,
+    ) -> Result<Refused, crate::store::Error> {
+        if connection == Connection::New {
+            settle::commit_lazily(session).await?;
+            for batch in self.unflushed.again() {
+                match settle::write(session, batch, self.relay).await {
+                    Err(error) if error.is_disconnect() => return Err(error),
+                    Err(error) => tracing::error!(error = %report(&error), "outcomes could not be written again"),
+                    Ok(_) => {}
+                }
+            }
+        }
+        if self.unflushed.wants_to_know() || (batch.is_empty() && !self.unflushed.is_empty()) {
+            self.unflushed.reached(settle::wal(session).await?);
+        }
+        match batch.is_empty() {
+            true => Ok(Refused::default()),
+            false => settle::write(session, batch, self.relay).await,
         }
     }
 
@@ -179,11 +225,13 @@ impl Writer {
 
 fn batch_of(group: &[Entry]) -> Batch {
     let mut batch = Batch::default();
+    let mut lags: HashMap<LaneId, Range> = HashMap::new();
     let mut landing: HashMap<*const Flight, Landing<'_>> = HashMap::new();
     for entry in group {
         match entry {
             Entry::Flush(_) => {}
             Entry::Close(row) => batch.closes.push(row.clone()),
+            Entry::Advance(row) => batch.advances.push(*row),
             Entry::Start(row, _) => {
                 batch.starts.push(row.clone());
                 batch.durability = Durability::Flushed;
@@ -198,6 +246,7 @@ fn batch_of(group: &[Entry]) -> Batch {
                         }
                     }
                     Verdict::Park(row) => batch.parks.push(row.clone()),
+                    Verdict::Lag => {}
                 }
                 batch.ends.extend(settlement.end.clone());
                 if settlement.durability == Durability::Flushed {
@@ -206,15 +255,34 @@ fn batch_of(group: &[Entry]) -> Batch {
                 if let Origin::Flight(flight) = &delivery.origin {
                     let landed = landing.entry(Arc::as_ptr(flight)).or_insert_with(|| Landing::of(flight, delivery));
                     landed.settled += 1;
-                    if matches!(settlement.verdict, Verdict::Park(_)) {
-                        landed.parks.push(delivery.id());
+                    match settlement.verdict {
+                        Verdict::Park(_) => landed.parks.push(delivery.id()),
+                        Verdict::Lag => extend(&mut lags, delivery, flight.seq),
+                        Verdict::Fact(_) => {}
                     }
                 }
             }
         }
     }
-    batch.closes.extend(landing.into_values().filter_map(Landing::close));
+    batch.lags = lags.into_iter().map(|(lane, range)| LagRow { lane, range }).collect();
+    for landed in landing.into_values().filter(Landing::is_complete) {
+        match landed.flight.kind {
+            FlightKind::Log => batch.closes.push(landed.close()),
+            FlightKind::Page => batch.advances.push(landed.advance()),
+        }
+    }
     batch
+}
+
+fn extend(lags: &mut HashMap<LaneId, Range>, delivery: &Delivery, seq: FlightSeq) {
+    let lane = lane_of(delivery);
+    let range = lags.entry(lane).or_insert(Range { from: seq, to: seq });
+    range.from = range.from.min(seq);
+    range.to = range.to.max(seq);
+}
+
+fn lane_of(delivery: &Delivery) -> LaneId {
+    LaneId { shard: delivery.lease.shard, consumer: delivery.consumer, epoch: delivery.lease.epoch }
 }
 
 /// How much of a flight a batch settles.
@@ -230,11 +298,19 @@ impl<'a> Landing<'a> {
         Self { flight, delivery, settled: 0, parks: Vec::new() }
     }
 
-    /// The flight closes with this batch if nothing else of it is outstanding.
-    fn close(self) -> Option<CloseRow> {
+    /// Whether nothing else of the flight is outstanding.
+    fn is_complete(&self) -> bool {
+        self.flight.outstanding.load(Ordering::Acquire) == self.settled
+    }
+
+    fn close(self) -> CloseRow {
         let lease = &self.delivery.lease;
-        let last = self.flight.outstanding.load(Ordering::Acquire) == self.settled;
-        last.then(|| CloseRow { shard: lease.shard, seq: self.flight.seq, epoch: lease.epoch, parks: self.parks })
+        CloseRow { shard: lease.shard, seq: self.flight.seq, epoch: lease.epoch, parks: self.parks }
+    }
+
+    /// A page whose parked rows are refused belongs to a lost shard, and so is its advance.
+    fn advance(self) -> AdvanceRow {
+        AdvanceRow { lane: lane_of(self.delivery), up_to: self.flight.seq }
     }
 }
 
@@ -242,13 +318,15 @@ fn release(group: Vec<Entry>, refused: &Refused) {
     for entry in group {
         match entry {
             Entry::Settle(settlement) => {
-                // One that was refused its parked row is not accounted for: its flight must stay open.
-                let accounted = !refused.parks.contains(&settlement.delivery.id());
+                // One that was refused its parked row or its range is not accounted for: its flight must stay open.
+                let delivery = &settlement.delivery;
+                let accounted =
+                    !refused.parks.contains(&delivery.id()) && !refused.shards.contains(&delivery.lease.shard);
                 if let (Origin::Flight(flight), true) = (&settlement.delivery.origin, accounted) {
                     flight.outstanding.fetch_sub(1, Ordering::AcqRel);
                 }
             }
-            Entry::Close(_) => {}
+            Entry::Close(_) | Entry::Advance(_) => {}
             Entry::Start(row, reply) => {
                 let answer =
                     if refused.starts.contains(&row.delivery) { StartAnswer::Refused } else { StartAnswer::Started };

@@ -9,6 +9,7 @@ use tokio_postgres::Transaction;
 use uuid::Uuid;
 
 use super::Result;
+use super::lags::{LaneId, Range};
 use super::session::Session;
 use crate::model::key::{ConsumerId, EffectId, FlightSeq, Shard, ShardEpoch};
 use crate::model::outcome::Phase;
@@ -99,6 +100,20 @@ pub struct CloseRow {
     pub parks: Vec<DeliveryId>,
 }
 
+/// Flights that a lane leaves unread for now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LagRow {
+    pub lane: LaneId,
+    pub range: Range,
+}
+
+/// A page of a lag range that is settled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AdvanceRow {
+    pub lane: LaneId,
+    pub up_to: FlightSeq,
+}
+
 #[derive(Default, Debug)]
 pub struct Batch {
     pub facts: Vec<FactRow>,
@@ -108,6 +123,8 @@ pub struct Batch {
     pub parks: Vec<ParkRow>,
     pub starts: Vec<StartRow>,
     pub closes: Vec<CloseRow>,
+    pub lags: Vec<LagRow>,
+    pub advances: Vec<AdvanceRow>,
     pub durability: Durability,
 }
 
@@ -125,6 +142,8 @@ pub enum Durability {
 pub struct Refused {
     pub parks: Vec<DeliveryId>,
     pub starts: Vec<DeliveryId>,
+    /// Shards whose lag ranges were refused.
+    pub shards: Vec<Shard>,
 }
 
 impl Batch {
@@ -135,12 +154,44 @@ impl Batch {
             && self.parks.is_empty()
             && self.starts.is_empty()
             && self.closes.is_empty()
+            && self.lags.is_empty()
+            && self.advances.is_empty()
     }
 
     /// Only facts and closed flights: the healthy path.
     fn is_plain(&self) -> bool {
-        self.unpark.is_empty() && self.ends.is_empty() && self.parks.is_empty() && self.starts.is_empty()
+        self.unpark.is_empty()
+            && self.ends.is_empty()
+            && self.parks.is_empty()
+            && self.starts.is_empty()
+            && self.lags.is_empty()
+            && self.advances.is_empty()
     }
+}
+
+/// How far the database's log is written, and how far it is on disk, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Wal {
+    pub inserted: u64,
+    pub flushed: u64,
+}
+
+/// From now on commits of this session are answered before they are on disk, but for those that ask for it.
+pub async fn commit_lazily(session: &Session) -> Result<()> {
+    session.client().batch_execute("-- store::commit_lazily\nset synchronous_commit = off").await?;
+    Ok(())
+}
+
+pub async fn wal(session: &Session) -> Result<Wal> {
+    let statement = session
+        .prepared(
+            "-- store::wal
+             select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint, pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint",
+        )
+        .await?;
+    let row = session.client().query_one(&statement, &[]).await?;
+    let at = |n: usize| row.get::<_, i64>(n).max(0).unsigned_abs();
+    Ok(Wal { inserted: at(0), flushed: at(1) })
 }
 
 /// Writes a batch: all of it or nothing. May be repeated after an error whose cause was the connection: a start that
@@ -162,6 +213,12 @@ pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<
     let mut refused = Refused::default();
     if !batch.parks.is_empty() {
         refused.parks = parks(&tx, &batch.parks).await?;
+    }
+    if !batch.lags.is_empty() {
+        refused.shards = lags(&tx, &batch.lags).await?;
+    }
+    if !batch.advances.is_empty() {
+        advances(&tx, &batch.advances).await?;
     }
     if !batch.starts.is_empty() {
         refused.starts = starts(&tx, &batch.starts, relay).await?;
@@ -206,6 +263,13 @@ struct FactColumns {
     epochs: Vec<i64>,
 }
 
+impl CloseRow {
+    /// Whether everything the flight depends on was accepted.
+    fn holds(&self, refused: &Refused) -> bool {
+        !refused.shards.contains(&self.shard) && self.parks.iter().all(|park| !refused.parks.contains(park))
+    }
+}
+
 impl FactColumns {
     fn of(batch: &Batch, refused: &Refused) -> Self {
         let mut columns = Self::default();
@@ -219,7 +283,7 @@ impl FactColumns {
             columns.acks.push(row.ack_raw.clone());
             columns.notes.push(row.note.clone());
         }
-        for row in batch.closes.iter().filter(|close| close.parks.iter().all(|park| !refused.parks.contains(park))) {
+        for row in batch.closes.iter().filter(|close| close.holds(refused)) {
             columns.shards.push(row.shard.0);
             columns.seqs.push(row.seq.0);
             columns.epochs.push(row.epoch.0);
@@ -242,6 +306,58 @@ impl FactColumns {
             &self.epochs,
         ]
     }
+}
+
+/// Extends the lanes' ranges. Returns the shards that have another owner.
+async fn lags(tx: &Transaction<'_>, rows: &[LagRow]) -> Result<Vec<Shard>> {
+    let shards: Vec<i16> = rows.iter().map(|r| r.lane.shard.0).collect();
+    let epochs: Vec<i64> = rows.iter().map(|r| r.lane.epoch.0).collect();
+    let consumers: Vec<i32> = rows.iter().map(|r| r.lane.consumer.0).collect();
+    let froms: Vec<i64> = rows.iter().map(|r| r.range.from.0).collect();
+    let tos: Vec<i64> = rows.iter().map(|r| r.range.to.0).collect();
+    let done = tx
+        .query(
+            "-- store::lag
+with wanted as (
+    select w.shard, w.epoch, w.consumer_id, w.from_seq, w.to_seq
+    from unnest($1::smallint[], $2::bigint[], $3::integer[], $4::bigint[], $5::bigint[]) as w (shard, epoch, consumer_id, from_seq, to_seq)
+), held as (
+    select s.shard, s.epoch from fencepost.shards s
+    where (s.shard, s.epoch) in (select shard, epoch from wanted) for key share
+)
+insert into fencepost.lags as g (shard, consumer_id, from_seq, to_seq)
+select w.shard, w.consumer_id, w.from_seq, w.to_seq from wanted w join held h on h.shard = w.shard and h.epoch = w.epoch
+on conflict (shard, consumer_id) do update
+set from_seq = least(g.from_seq, excluded.from_seq), to_seq = greatest(g.to_seq, excluded.to_seq)
+returning g.shard",
+            &[&shards, &epochs, &consumers, &froms, &tos],
+        )
+        .await?;
+    let held: Vec<i16> = done.iter().map(|row| row.get(0)).collect();
+    Ok(rows.iter().map(|r| r.lane.shard).filter(|shard| !held.contains(&shard.0)).collect())
+}
+
+async fn advances(tx: &Transaction<'_>, rows: &[AdvanceRow]) -> Result<()> {
+    let shards: Vec<i16> = rows.iter().map(|r| r.lane.shard.0).collect();
+    let epochs: Vec<i64> = rows.iter().map(|r| r.lane.epoch.0).collect();
+    let consumers: Vec<i32> = rows.iter().map(|r| r.lane.consumer.0).collect();
+    let up_to: Vec<i64> = rows.iter().map(|r| r.up_to.0).collect();
+    tx.execute(
+        "-- store::advance_lags
+with done as (
+    select d.shard, d.consumer_id, d.up_to
+    from unnest($1::smallint[], $2::bigint[], $3::integer[], $4::bigint[]) as d (shard, epoch, consumer_id, up_to)
+    join fencepost.shards s on s.shard = d.shard and s.epoch = d.epoch
+), ended as (
+    delete from fencepost.lags g using done d
+    where g.shard = d.shard and g.consumer_id = d.consumer_id and g.to_seq <= d.up_to
+)
+update fencepost.lags g set from_seq = greatest(g.from_seq, d.up_to + 1), draining_to = null
+from done d where g.shard = d.shard and g.consumer_id = d.consumer_id and g.to_seq > d.up_to",
+        &[&shards, &epochs, &consumers, &up_to],
+    )
+    .await?;
+    Ok(())
 }
 
 async fn unpark(tx: &Transaction<'_>, rows: &[DeliveryId]) -> Result<()> {

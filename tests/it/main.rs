@@ -3,11 +3,13 @@
 
 mod support;
 
+mod amqp;
 mod cli;
 mod demo;
 mod embedded;
 mod http;
 mod inbox;
 mod producer;
+mod relay;
 mod sql;
 mod truth;
