@@ -30,9 +30,10 @@ pub async fn run(global: &Global, _args: Args) -> anyhow::Result<Exit> {
     let admin = Admin::new(&database, Arc::clone(&health), metrics, config.options.shard_lease, stop.clone());
     let ended = CancellationToken::new();
     let serving = tokio::spawn(admin::serve(listener, admin, ended.clone()));
+    let reach = config.reach();
     let done = async {
         apply_consumers(&database, &config, &stop).await?;
-        relay::run(database, config.options, config.egress, health, stop).await?;
+        relay::run(database, config.options, reach, health, stop).await?;
         anyhow::Ok(Exit::Done)
     };
     let done = done.await;

@@ -3,12 +3,16 @@
 
 mod support;
 
+mod amqp;
 mod cli;
 mod demo;
+mod docs;
 mod embedded;
+mod examples;
 mod http;
 mod inbox;
 mod producer;
+mod readme;
 mod relay;
 mod sql;
 mod truth;

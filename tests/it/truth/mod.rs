@@ -5,5 +5,5 @@ mod crash;
 mod doubt;
 mod guarantees;
 mod order;
-mod rig;
+pub mod rig;
 mod table;
