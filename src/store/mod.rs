@@ -15,6 +15,7 @@ pub mod lags;
 pub mod log;
 pub mod overdue;
 pub mod parking;
+pub mod proof;
 pub mod reconcile;
 pub mod relays;
 pub mod replies;

@@ -10,9 +10,9 @@ use lapin::types::AMQPValue;
 use serde_json::json;
 
 use super::rig::{AmqpRig, header, key};
-use crate::support::bad_wire::{BadWire, Direction, Fault};
 use crate::support::broker::{Client, id};
 use crate::support::eventually;
+use crate::support::fault_proxy::{Direction, Fault, FaultProxy};
 
 const REQUIRED: &str = "ack = 'required'";
 
@@ -229,7 +229,7 @@ async fn a_reply_before_its_confirm_stands() {
     let amqp = AmqpRig::new(&format!("{REQUIRED}\ntimeout = '1s'")).await;
     let url = amqp.url().to_owned();
     let port = fencepost::model::broker::Broker::from_url("b", &url).unwrap().hosts[0].port;
-    let wire = BadWire::start(format!("127.0.0.1:{port}").parse().unwrap()).await;
+    let wire = FaultProxy::start(format!("127.0.0.1:{port}").parse().unwrap()).await;
     amqp.configure(
         &url.replace(&format!(":{port}/"), &format!(":{}/", wire.port())),
         &format!("{REQUIRED}\ntimeout = '2s'"),
@@ -252,7 +252,7 @@ async fn a_reply_before_its_confirm_stands() {
         budget: Duration::from_secs(9),
         in_progress_max: Duration::from_secs(9),
     };
-    let mut other = amqp.rig.db.client().await;
+    let mut other = amqp.rig.connect().await;
     let recorded = record(&mut other, Shard(0), std::slice::from_ref(&word), &[], pace).await.unwrap();
     assert!(matches!(recorded[0], Recorded::Fact { contradicts: None, .. }));
     eventually("the confirm is given up", async || {

@@ -16,9 +16,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::{attempt, consumer, effect, open_edge, opens, shuts};
-use crate::support::bad_wire::{BadWire, Direction, Fault};
 use crate::support::broker::{self, Client, broker, fresh, id};
 use crate::support::eventually;
+use crate::support::fault_proxy::{Direction, Fault, FaultProxy};
 
 /// Messages published one after the other by many senders until told to stop, each key once unless it must be again.
 struct Load {
@@ -209,7 +209,7 @@ async fn a_half_open_connection_is_noticed_by_its_silence() {
     let queue = queue_on(url).await;
     let direct = broker(url);
     let server: SocketAddr = format!("127.0.0.1:{}", direct.hosts[0].port).parse().unwrap();
-    let proxy = BadWire::start(server).await;
+    let proxy = FaultProxy::start(server).await;
     let mut through = (*direct).clone();
     through.hosts[0].port = proxy.port();
     let edge =
@@ -234,7 +234,7 @@ async fn confirms_that_never_come_are_ambiguous() {
     let url = broker::url().await;
     let queue = queue_on(url).await;
     let direct = broker(url);
-    let proxy = BadWire::start(format!("127.0.0.1:{}", direct.hosts[0].port).parse().unwrap()).await;
+    let proxy = FaultProxy::start(format!("127.0.0.1:{}", direct.hosts[0].port).parse().unwrap()).await;
     let mut through = (*direct).clone();
     through.hosts[0].port = proxy.port();
     through.heartbeat = Duration::from_secs(60);
