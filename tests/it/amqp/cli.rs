@@ -11,7 +11,7 @@ use crate::support::{broker, eventually};
 
 async fn fencepost(amqp: &AmqpRig, args: &[&str]) -> (i32, String) {
     let config = amqp.rig.folder().join("fencepost.toml");
-    let env = [("DATABASE_URL", amqp.rig.db.url()), ("FENCEPOST_CONFIG", config.to_str().expect("a path"))];
+    let env = [("DATABASE_URL", amqp.rig.url()), ("FENCEPOST_CONFIG", config.to_str().expect("a path"))];
     let (code, out, err) = process::run(args, &env).await;
     (code, out + &err)
 }

@@ -1,6 +1,5 @@
 //! The example consumers, each run as it is and put through the same script: applied once, whatever arrives.
 
-use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 
@@ -19,29 +18,19 @@ use super::{attempt, consumer, effect, opens};
 use crate::support::PATIENCE;
 use crate::support::broker::{self, Client, broker, fresh};
 use crate::support::db::TestDb;
+use crate::support::languages;
 
 #[tokio::test]
 async fn the_rust_consumer_survives_the_script() {
-    // target/<profile>/deps/it-... beside target/<profile>/examples/, which `cargo test` builds as well.
-    let this = std::env::current_exe().expect("a path");
-    let example = this.ancestors().nth(2).expect("a target folder").join("examples/amqp_consumer");
-    assert!(example.exists(), "{} is missing: cargo build --example amqp_consumer", example.display());
-    script(&|| Command::new(&example)).await;
+    script(&|| languages::rust("amqp_consumer")).await;
 }
 
 #[tokio::test]
 async fn the_python_consumer_survives_the_script() {
-    let venv = Path::new(env!("CARGO_TARGET_TMPDIR")).join("amqp-venv");
-    let (python, folder) = (venv.join("bin/python"), Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/consumers"));
-    if !venv.join("ready").exists() {
-        finish(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv)).await;
-        let requirements = folder.join("amqp-requirements.txt");
-        finish(Command::new(&python).args(["-m", "pip", "install", "--quiet", "-r"]).arg(requirements)).await;
-        std::fs::write(venv.join("ready"), "").expect("a writable target folder");
-    }
+    let python = languages::python().await;
     script(&|| {
         let mut command = Command::new(&python);
-        command.arg(folder.join("amqp_consumer.py"));
+        command.arg(languages::repository("examples/consumers/amqp_consumer.py"));
         command
     })
     .await;
@@ -152,9 +141,4 @@ async fn consuming(mut command: Command, db: &TestDb, url: &str, queue: &str) ->
         }
     });
     child
-}
-
-async fn finish(command: &mut Command) {
-    let output = command.output().await.unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
