@@ -23,6 +23,7 @@ pub mod options;
 pub mod outage;
 pub mod reader;
 pub mod reconciler;
+pub mod retention;
 pub mod retry;
 pub mod router;
 pub mod run;

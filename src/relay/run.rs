@@ -20,6 +20,7 @@ use super::options::Options;
 use super::outage;
 use super::reader::Reader;
 use super::reconciler::Reconciler;
+use super::retention;
 use super::router::{self, Router};
 use super::settler::Settler;
 use crate::edge::egress::EgressPolicy;
@@ -109,12 +110,13 @@ pub async fn run(
     let loading = tokio::spawn(loader.run(stop.clone()));
     let reconciler = Reconciler { pool: shared.pool.clone(), router: Arc::clone(&router), reached: HashMap::new() };
     let reconciling = tokio::spawn(reconciler.run(stop.clone()));
+    let retaining = tokio::spawn(retention::run(database.clone(), stop.clone()));
     let watching = tokio::spawn(router::watch(Arc::clone(&router), database.clone(), stop.clone()));
     let listening = tokio::spawn(doorbell::keep(bell, Arc::clone(&router), database, stop.clone()));
 
     stop.cancelled().await;
     tracing::info!(grace = ?options.shutdown_grace, "relay stops: no new flights, what is out is waited for");
-    for task in [reading, loading, reconciling, watching, listening] {
+    for task in [reading, loading, reconciling, retaining, watching, listening] {
         finish(task, "a task").await;
     }
     if tokio::time::timeout(options.shutdown_grace, router.drain()).await.is_err() {

@@ -17,6 +17,8 @@ pub enum Alarm {
     ConsumerUnusable,
     /// A delivery's outcome could not be written.
     Unwritable,
+    /// What is older than the retention cannot be dropped.
+    Retention,
 }
 
 impl Alarm {
@@ -27,6 +29,7 @@ impl Alarm {
             Self::Poison => "poison",
             Self::ConsumerUnusable => "consumer_unusable",
             Self::Unwritable => "unwritable",
+            Self::Retention => "retention",
         }
     }
 }

@@ -8,6 +8,7 @@ mod demo;
 mod embedded;
 mod http;
 mod inbox;
+mod keep;
 mod producer;
 mod relay;
 mod sql;

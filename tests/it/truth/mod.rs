@@ -1,4 +1,4 @@
 //! How a delivery can end, told by the database: every answer, every cut, every crash, with real relays as processes.
 
-mod rig;
+pub(crate) mod rig;
 mod table;
