@@ -6,4 +6,5 @@ mod doubt;
 mod guarantees;
 mod order;
 pub mod rig;
+pub(crate) mod rig;
 mod table;
