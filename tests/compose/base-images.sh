@@ -6,6 +6,7 @@
 #   fencepost-test/postgres  that, Debian's PostgreSQL, behind as much of the official entrypoint as the compose file uses
 #   fencepost-test/rabbitmq  that, Debian's RabbitMQ
 #   fencepost-test/prometheus  that, Debian's Prometheus
+#   fencepost-test/python    that, Debian's Python
 #
 # An image that is there is not built again: `docker rmi` forces it. Needs root, debootstrap and a running engine.
 set -eu
@@ -45,11 +46,11 @@ if ! has rust; then
     # What cargo build needs, without documentation and sources.
     mkdir -p "$context/toolchain/lib/rustlib"
     cp -aL "$toolchain/bin" "$context/toolchain/"
-    cp -a "$toolchain"/lib/*.so "$context/toolchain/lib/"
+    cp -a "$toolchain"/lib/*.so* "$context/toolchain/lib/"
     cp -a "$toolchain/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')" "$context/toolchain/lib/rustlib/"
     build rust "$context"
     rm -rf "$context"
 fi
-for image in postgres rabbitmq prometheus; do
+for image in postgres rabbitmq prometheus python; do
     has "$image" || build "$image" images
 done
