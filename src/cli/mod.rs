@@ -2,7 +2,9 @@
 //! prints. No SQL and no delivery logic lives here. Exit codes: 0 done, 1 failed or found something, 2 usage or
 //! configuration.
 
+mod acks;
 mod alarms;
+mod amqp;
 mod audit;
 mod check;
 mod consent;
@@ -15,6 +17,7 @@ mod health;
 pub mod logging;
 mod migrate;
 mod output;
+mod rotate;
 mod run;
 mod secret;
 mod status;
@@ -49,7 +52,7 @@ enum Command {
     Check(check::Args),
     /// Let a database role use fencepost.
     Grant(grant::Args),
-    /// The consumers in the database: list, apply the file, pause, resume, retire.
+    /// The consumers in the database: list, apply the file, pause, resume, rotate, retire.
     #[command(subcommand)]
     Consumers(consumers::Command),
     /// Edges, what waits, alarms, relays, workers and shards; exit code 1 when something needs a person.
@@ -64,6 +67,12 @@ enum Command {
     /// Alarms: list, resolve.
     #[command(subcommand)]
     Alarms(alarms::Command),
+    /// Brokers: check what exists, declare the reply queues.
+    #[command(subcommand)]
+    Amqp(amqp::Command),
+    /// Consumers' replies over AMQP.
+    #[command(subcommand)]
+    Acks(acks::Command),
     /// Prove that every committed effect has ended or waits with a reason, and no attempt is without a token; exit code 1
     /// names each hole.
     Audit(audit::Args),
@@ -131,6 +140,8 @@ impl Cli {
             Command::Effect(args) => story::effect(&global, args).await,
             Command::Deliveries(command) => deliveries::run(&global, command).await,
             Command::Alarms(command) => alarms::run(&global, command).await,
+            Command::Amqp(command) => amqp::run(&global, command).await,
+            Command::Acks(command) => acks::run(&global, command).await,
             Command::Audit(args) => audit::run(&global, args).await,
             Command::Wait(args) => wait::run(&global, args).await,
             Command::Run(args) => run::run(&global, args).await,

@@ -13,6 +13,7 @@ pub mod inspect;
 pub mod interventions;
 pub mod lags;
 pub mod log;
+pub mod overdue;
 pub mod parking;
 pub mod proof;
 pub mod reconcile;
