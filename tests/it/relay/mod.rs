@@ -2,10 +2,13 @@
 //! only the database can show (plans, snapshots, fences) is tested on the store's own functions.
 
 mod doorbell;
+mod frozen;
 mod gap;
 mod log;
 mod long_transactions;
 mod openings;
+mod poison;
+mod takeover;
 
 use std::collections::{BTreeMap, HashMap};
 
