@@ -2,7 +2,10 @@
 //! prints. No SQL and no delivery logic lives here. Exit codes: 0 done, 1 failed or found something, 2 usage or
 //! configuration.
 
+mod acks;
 mod alarms;
+mod amqp;
+mod audit;
 mod check;
 mod consent;
 mod consumers;
@@ -10,13 +13,16 @@ mod deliveries;
 mod demo;
 mod global;
 mod grant;
+mod health;
 pub mod logging;
 mod migrate;
 mod output;
+mod rotate;
 mod run;
 mod secret;
 mod status;
 mod story;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -46,7 +52,7 @@ enum Command {
     Check(check::Args),
     /// Let a database role use fencepost.
     Grant(grant::Args),
-    /// The consumers in the database: list, apply the file, pause, resume, retire.
+    /// The consumers in the database: list, apply the file, pause, resume, rotate, retire.
     #[command(subcommand)]
     Consumers(consumers::Command),
     /// Edges, what waits, alarms, relays, workers and shards; exit code 1 when something needs a person.
@@ -61,8 +67,21 @@ enum Command {
     /// Alarms: list, resolve.
     #[command(subcommand)]
     Alarms(alarms::Command),
+    /// Brokers: check what exists, declare the reply queues.
+    #[command(subcommand)]
+    Amqp(amqp::Command),
+    /// Consumers' replies over AMQP.
+    #[command(subcommand)]
+    Acks(acks::Command),
+    /// Prove that every committed effect has ended or waits with a reason, and no attempt is without a token; exit code 1
+    /// names each hole.
+    Audit(audit::Args),
+    /// Wait until nothing waits any more: for tests and deployments.
+    Wait(wait::Args),
     /// Run the relay until SIGTERM or SIGINT.
     Run(run::Args),
+    /// Ask the relay here whether it is ready: for the health check of a container.
+    Health(health::Args),
     /// Signing secrets.
     #[command(subcommand)]
     Secret(secret::Command),
@@ -121,7 +140,12 @@ impl Cli {
             Command::Effect(args) => story::effect(&global, args).await,
             Command::Deliveries(command) => deliveries::run(&global, command).await,
             Command::Alarms(command) => alarms::run(&global, command).await,
+            Command::Amqp(command) => amqp::run(&global, command).await,
+            Command::Acks(command) => acks::run(&global, command).await,
+            Command::Audit(args) => audit::run(&global, args).await,
+            Command::Wait(args) => wait::run(&global, args).await,
             Command::Run(args) => run::run(&global, args).await,
+            Command::Health(args) => health::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }
     }

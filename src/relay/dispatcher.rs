@@ -18,6 +18,7 @@ use super::lease::ShardLease;
 use super::options::BreakerOptions;
 use super::settle::{Next, Parking, Signal, outlived_retain};
 use super::settler::{Settlement, Verdict};
+use super::way::Way;
 use super::words::Words;
 use crate::edge::error::report;
 use crate::model::consumer::Ordering;
@@ -107,6 +108,7 @@ impl Dispatcher {
             park_after,
             gate,
             words: Words::default(),
+            way: Way::default(),
             lanes: HashMap::new(),
             attempts: JoinSet::new(),
             draining: false,
@@ -138,6 +140,7 @@ struct State {
     park_after: Duration,
     gate: Gate,
     words: Words,
+    way: Way,
     lanes: HashMap<Shard, (Arc<ShardLease>, Lane)>,
     attempts: JoinSet<(Class, Ended)>,
     draining: bool,
@@ -152,6 +155,7 @@ impl State {
             if self.draining && self.attempts.is_empty() {
                 return;
             }
+            let served = Arc::clone(&self.served);
             let pause = wake.unwrap_or_else(|| Instant::now() + Duration::from_secs(3_600));
             tokio::select! {
                 biased;
@@ -165,6 +169,7 @@ impl State {
                     None => self.drain(),
                 },
                 _ = sweep.tick() => self.sweep(),
+                () = served.edge.turned() => {}
                 () = tokio::time::sleep_until(pause), if wake.is_some() => {}
             }
         }
@@ -266,6 +271,9 @@ impl State {
     /// Starts what may start. Returns when to look again, where only time will open the gate.
     fn start_attempts(&mut self) -> Option<Instant> {
         let mut wake = None;
+        if self.served.edge.shut().is_some() {
+            return None;
+        }
         // The probe of an open breaker is not left to one that may fail by itself: it would hold up all others for ever.
         let order = match self.gate.is_broken() {
             true => [Class::Fresh, Class::Retry],
@@ -437,6 +445,7 @@ impl State {
 
     /// What waits too long leaves its flight: its lane lags, and other consumers do not wait for it.
     fn sweep(&mut self) {
+        self.way.note(&self.served.consumer.name, self.served.edge.shut(), &self.shared.pool);
         let shut = self.gate.is_shut_for(self.park_after, Instant::now());
         let late: Vec<Shard> = self
             .lanes
@@ -468,7 +477,8 @@ impl State {
 
     fn rooms(&mut self) -> Rooms {
         let mut rooms = Rooms::default();
-        if self.draining || self.gate.is_shut_for(Duration::from_millis(500), Instant::now()) {
+        let shut = self.served.edge.shut().is_some();
+        if self.draining || shut || self.gate.is_shut_for(Duration::from_millis(500), Instant::now()) {
             return rooms;
         }
         let consumer = self.consumer_id();

@@ -216,18 +216,19 @@ impl Lane {
         self.retries.front().map(|delivery| delivery.since)
     }
 
+    /// The consumer orders otherwise from now on. The queues must be empty.
+    pub fn reorder(&mut self, ordering: Ordering) {
+        self.ordering = ordering;
+        self.keys.clear();
+        self.stamp();
+    }
+
     /// Deliveries from the parking lot keep their rows and are brought again.
     pub fn drop_retries(&mut self) {
         self.retries.clear();
         for key in self.keys.values_mut() {
             key.behind.retain(|delivery| !delivery.is_parked());
         }
-    }
-
-    /// The consumer orders differently from now on. Only with empty queues.
-    pub fn reorder(&mut self, ordering: Ordering) {
-        self.ordering = ordering;
-        self.keys.clear();
     }
 
     /// Begins to lag, or lags again: empties the fresh queue. Returns the deliveries whose flights must be put into the

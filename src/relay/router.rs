@@ -21,7 +21,7 @@ use crate::edge::amqp::token::AckKey;
 use crate::edge::error::report;
 use crate::edge::sign::Fingerprint;
 use crate::edge::{Edge, Reach};
-use crate::model::consumer::{ConsumerEntry, Ordering};
+use crate::model::consumer::{Consumer, ConsumerEntry, Ordering};
 use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::token::Waiting;
 use crate::store::gates::ConsumerState;
@@ -107,6 +107,13 @@ impl Router {
     pub fn dispatchers(&self) -> Vec<(ConsumerId, Dispatcher)> {
         let table = self.table();
         table.dispatchers.iter().filter_map(|(id, entry)| Some((*id, entry.dispatcher.clone()?))).collect()
+    }
+
+    /// The consumers served now, as they are declared.
+    pub fn consumers(&self) -> Vec<Consumer> {
+        let table = self.table();
+        let served = table.dispatchers.values().filter(|entry| entry.dispatcher.is_some());
+        served.filter_map(|entry| declared(&entry.known).ok()).collect()
     }
 
     /// A shard is ours: every lane begins, before anything of the shard is read.
@@ -240,11 +247,7 @@ impl Router {
     }
 
     fn build(&self, state: &ConsumerState) -> Result<Served, String> {
-        let entry: ConsumerEntry = serde_json::from_value(state.spec.clone()).map_err(|error| error.to_string())?;
-        let consumer = entry.check(state.id).map_err(|faults| {
-            let faults = faults.iter().map(|fault| format!("{}: {}; write {}", fault.key, fault.wrong, fault.write));
-            faults.collect::<Vec<_>>().join("; ")
-        })?;
+        let consumer = declared(state)?;
         let edge = Edge::new(&consumer, &self.reach, &self.keys).map_err(|error| report(&error))?;
         Ok(Served { consumer, edge })
     }
@@ -266,6 +269,15 @@ impl Router {
             }
         }
     }
+}
+
+/// The consumer a declaration makes.
+fn declared(state: &ConsumerState) -> Result<Consumer, String> {
+    let entry: ConsumerEntry = serde_json::from_value(state.spec.clone()).map_err(|error| error.to_string())?;
+    entry.check(state.id).map_err(|faults| {
+        let faults = faults.iter().map(|fault| format!("{}: {}; write {}", fault.key, fault.wrong, fault.write));
+        faults.collect::<Vec<_>>().join("; ")
+    })
 }
 
 /// The files a declaration reads its secrets from. What comes from the environment cannot change.

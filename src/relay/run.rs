@@ -20,6 +20,8 @@ use super::options::Options;
 use super::outage;
 use super::reader::Reader;
 use super::reconciler::Reconciler;
+use super::replies::Replies;
+use super::retention;
 use super::router::{self, Router};
 use super::settler::Settler;
 use crate::edge::Reach;
@@ -62,7 +64,13 @@ pub async fn run(
         suspects: Arc::new(Semaphore::new(1)),
         abandon: CancellationToken::new(),
     };
-    let router = Arc::new(Router::new(shared.clone(), reach, keys, options.park_after, options.breaker.clone()));
+    let router = Arc::new(Router::new(
+        shared.clone(),
+        reach.clone(),
+        Arc::clone(&keys),
+        options.park_after,
+        options.breaker.clone(),
+    ));
     router.refresh(session.client()).await?;
     drop(session);
 
@@ -112,12 +120,22 @@ pub async fn run(
     let loading = tokio::spawn(loader.run(stop.clone()));
     let reconciler = Reconciler { pool: shared.pool.clone(), router: Arc::clone(&router), reached: HashMap::new() };
     let reconciling = tokio::spawn(reconciler.run(stop.clone()));
+    let replies = Replies {
+        database: database.clone(),
+        router: Arc::clone(&router),
+        reach,
+        keys,
+        retry: options.retry.clone(),
+        bell: Arc::clone(&bell),
+    };
+    let replying = tokio::spawn(replies.run(stop.clone()));
+    let retaining = tokio::spawn(retention::run(database.clone(), stop.clone()));
     let watching = tokio::spawn(router::watch(Arc::clone(&router), database.clone(), stop.clone()));
     let listening = tokio::spawn(doorbell::keep(bell, Arc::clone(&router), database, stop.clone()));
 
     stop.cancelled().await;
     tracing::info!(grace = ?options.shutdown_grace, "relay stops: no new flights, what is out is waited for");
-    for task in [reading, loading, reconciling, watching, listening] {
+    for task in [reading, loading, reconciling, replying, retaining, watching, listening] {
         finish(task, "a task").await;
     }
     if tokio::time::timeout(options.shutdown_grace, router.drain()).await.is_err() {

@@ -6,6 +6,7 @@
 pub mod link;
 pub mod message;
 pub mod publisher;
+pub mod replies;
 pub mod token;
 pub mod topology;
 mod window;
@@ -96,8 +97,10 @@ impl AmqpEdge {
 
     /// Waits until [`AmqpEdge::shut`] says something else than when this was called.
     pub async fn turned(&self) {
+        let mut gate = self.gate.clone();
+        gate.mark_unchanged();
         // Without a publisher it will never turn again.
-        if self.gate.clone().changed().await.is_err() {
+        if gate.changed().await.is_err() {
             std::future::pending().await
         }
     }

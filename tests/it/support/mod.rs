@@ -7,6 +7,7 @@ pub mod broker;
 pub mod db;
 pub mod faketime;
 pub mod fault_proxy;
+pub mod languages;
 pub mod postgres_proxy;
 pub mod process;
 pub mod receiver;
