@@ -25,7 +25,8 @@ pub async fn run(global: &Global, args: Args) -> anyhow::Result<Exit> {
         Some(url) => url,
         None => format!("http://{}/readyz", here(global.config()?.admin.listen)).parse()?,
     };
-    let client = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).timeout(PATIENCE).build()?;
+    let client =
+        reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).timeout(PATIENCE).build()?;
     let answer = client.get(url.clone()).send().await.with_context(|| format!("{url} does not answer"))?;
     let status = answer.status();
     let body = answer.text().await.unwrap_or_default();

@@ -252,7 +252,7 @@ async fn a_reply_before_its_confirm_stands() {
         budget: Duration::from_secs(9),
         in_progress_max: Duration::from_secs(9),
     };
-    let mut other = amqp.rig.db.client().await;
+    let mut other = amqp.rig.connect().await;
     let recorded = record(&mut other, Shard(0), std::slice::from_ref(&word), &[], pace).await.unwrap();
     assert!(matches!(recorded[0], Recorded::Fact { contradicts: None, .. }));
     eventually("the confirm is given up", async || {

@@ -3,7 +3,7 @@
 use serde_json::json;
 use tokio_postgres::error::SqlState;
 
-use crate::support::fault_proxy::FaultProxy;
+use crate::support::postgres_proxy::PostgresProxy;
 use crate::support::receiver::Receiver;
 use crate::truth::rig::{Rig, http};
 
@@ -32,7 +32,7 @@ async fn a_commit_answered_to_nobody_is_known_by_its_repetition() {
     let receiver = Receiver::start().await;
     let rig = Rig::new(&http("shop", &receiver.url(), "")).await;
     let _relay = rig.relay().await;
-    let (proxy, url) = FaultProxy::before_postgres(rig.url()).await;
+    let (proxy, url) = PostgresProxy::before_postgres(rig.url()).await;
     let (mut producer, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
     let effects = json!([{ "consumer": "shop", "payload": 1 }]);
