@@ -13,6 +13,7 @@ mod grant;
 pub mod logging;
 mod migrate;
 mod output;
+mod rebase;
 mod run;
 mod secret;
 mod status;
@@ -63,6 +64,8 @@ enum Command {
     Alarms(alarms::Command),
     /// Run the relay until SIGTERM or SIGINT.
     Run(run::Args),
+    /// Read the log anew where its positions are another server's; said by hand where nothing shows it.
+    Rebase(rebase::Args),
     /// Signing secrets.
     #[command(subcommand)]
     Secret(secret::Command),
@@ -122,6 +125,7 @@ impl Cli {
             Command::Deliveries(command) => deliveries::run(&global, command).await,
             Command::Alarms(command) => alarms::run(&global, command).await,
             Command::Run(args) => run::run(&global, args).await,
+            Command::Rebase(args) => rebase::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }
     }

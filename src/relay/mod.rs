@@ -15,6 +15,7 @@ pub mod dispatcher;
 pub mod doorbell;
 pub mod gate;
 pub mod health;
+pub mod history;
 pub mod keeper;
 pub mod lane;
 pub mod lease;
@@ -32,5 +33,5 @@ pub mod settler;
 pub mod words;
 
 pub use health::Health;
+pub use history::run;
 pub use options::Options;
-pub use run::run;
