@@ -31,7 +31,7 @@ pub async fn run(global: &Global, _args: Args) -> anyhow::Result<Exit> {
     let ended = CancellationToken::new();
     let serving = tokio::spawn(admin::serve(listener, admin, ended.clone()));
     let done = async {
-        apply_consumers(&database, &config, &stop).await?;
+        health.during(apply_consumers(&database, &config, &stop)).await?;
         relay::run(database, config.options, config.egress, health, stop).await?;
         anyhow::Ok(Exit::Done)
     };

@@ -32,7 +32,7 @@ pub async fn run(
     stop: CancellationToken,
 ) -> Result<()> {
     while !stop.is_cancelled() {
-        let Some(pin) = begin(&database, &stop).await? else { continue };
+        let Some(pin) = health.during(begin(&database, &stop)).await? else { continue };
         let over = pin.over.clone();
         let ending = stop.child_token();
         let watch = {
