@@ -22,9 +22,12 @@ use super::stage::CONSUMER_TIMEOUT;
 use super::{Error, Result};
 use crate::inbox::{Inbox, Verdict};
 use crate::model::key::EffectKey;
+use crate::model::token::Ack;
 
 pub const BILLING: &str = "demo-billing";
 pub const ANALYTICS: &str = "demo-analytics";
+/// Over AMQP, and only where there is a broker (`shipping`).
+pub const SHIPPING: &str = "demo-shipping";
 
 /// The running services, with their URLs. Dropped, they stop.
 pub struct Consumers {
@@ -108,18 +111,41 @@ impl Consumers {
 }
 
 impl Service {
+    fn new(site: &Site, name: &'static str, manner: Manner) -> Self {
+        Self {
+            name,
+            manner,
+            pool: site.pool.clone(),
+            schema: site.schema(),
+            prefix: site.prefix(),
+            seen: Mutex::default(),
+        }
+    }
+
+    /// Those that are reached over HTTP.
     fn all(site: &Site) -> Result<[Arc<Self>; 2]> {
-        let new = |name, manner| {
-            Arc::new(Self {
-                name,
-                manner,
-                pool: site.pool.clone(),
-                schema: site.schema(),
-                prefix: site.prefix(),
-                seen: Mutex::default(),
-            })
-        };
-        Ok([new(BILLING, Manner::Dedups(site.inbox()?)), new(ANALYTICS, Manner::Plain)])
+        let billing = Self::new(site, BILLING, Manner::Dedups(site.inbox(BILLING)?));
+        Ok([Arc::new(billing), Arc::new(Self::new(site, ANALYTICS, Manner::Plain))])
+    }
+
+    pub fn shipping(site: &Site) -> Result<Self> {
+        Ok(Self::new(site, SHIPPING, Manner::Dedups(site.inbox(SHIPPING)?)))
+    }
+
+    /// Whether the key is of this run.
+    pub fn is_ours(&self, key: &EffectKey) -> bool {
+        key.task_id().as_str().starts_with(&self.prefix)
+    }
+
+    /// Takes a message: the receipt, then the effect, then the word that is committed.
+    pub async fn take(&self, key: &EffectKey, body: &[u8]) -> Result<Ack> {
+        self.write_receipt(key, body).await?;
+        let first = self.seen().keys.insert(key.to_string());
+        match (&self.manner, self.mood(key, first)) {
+            (Manner::Plain, _) => Ok(Ack::Applied),
+            (Manner::Dedups(_), Mood::Busy) => Ok(Ack::NotApplied),
+            (Manner::Dedups(inbox), _) => Ok(self.apply(inbox, key, body).await?.ack()),
+        }
     }
 
     pub fn name(&self) -> &'static str {
@@ -166,9 +192,9 @@ impl Service {
         let tx = client.transaction().await?;
         let verdict = inbox.apply(&tx, key, body).await?;
         if verdict == Verdict::Applied {
-            let sql = format!("-- demo::invoice\ninsert into {}.invoices (key) values ($1)", self.schema);
+            let sql = format!("-- demo::make\ninsert into {}.made (consumer, key) values ($1, $2)", self.schema);
             let statement = tx.prepare_cached(&sql).await?;
-            tx.execute(&statement, &[&key.to_string()]).await?;
+            tx.execute(&statement, &[&self.name, &key.to_string()]).await?;
         }
         tx.commit().await?;
         Ok(verdict)
@@ -186,7 +212,7 @@ impl Service {
 
 async fn receive(State(service): State<Arc<Service>>, headers: HeaderMap, body: Bytes) -> Response {
     let key = headers.get("webhook-id").and_then(|id| id.to_str().ok()).and_then(|id| id.parse::<EffectKey>().ok());
-    let Some(key) = key.filter(|key| key.task_id().as_str().starts_with(&service.prefix)) else {
+    let Some(key) = key.filter(|key| service.is_ours(key)) else {
         // Of an earlier run in the same database, or of somebody else.
         return (StatusCode::UNPROCESSABLE_ENTITY, [("outbox-ack", "rejected")]).into_response();
     };

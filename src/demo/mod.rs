@@ -11,6 +11,7 @@ pub mod parts;
 mod progress;
 mod relay;
 mod report;
+mod shipping;
 mod site;
 mod stage;
 mod workers;
@@ -76,6 +77,14 @@ pub enum Error {
     Producer(#[from] crate::producer::Error),
     #[error("the inbox of a consumer")]
     Inbox(#[from] crate::inbox::Error),
+    #[error("the broker")]
+    Link(#[from] crate::edge::amqp::link::LinkError),
+    #[error("the broker")]
+    Broker(#[from] lapin::Error),
+    #[error("no broker is configured: write [brokers.default], or set AMQP_URL")]
+    NoBroker,
+    #[error("the broker did not confirm a reply")]
+    Unconfirmed,
     #[error("{what}")]
     Io { what: String, source: std::io::Error },
     #[error("the relay ended by itself ({status}); its last words:\n{log}")]
@@ -86,7 +95,9 @@ impl Error {
     /// 2 where something has to be written or installed differently, else 1 (contract, section 7).
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Setup(embedded::Error::Missing { .. } | embedded::Error::NotAServer(_)) | Self::Payloads { .. } => 2,
+            Self::Setup(embedded::Error::Missing { .. } | embedded::Error::NotAServer(_))
+            | Self::Payloads { .. }
+            | Self::NoBroker => 2,
             _ => 1,
         }
     }

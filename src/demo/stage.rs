@@ -45,7 +45,7 @@ impl Stage {
         let guardian = Guardian::new(&[&folder]).map_err(Error::io("cannot start sh"))?.into();
         let database = Database::new(&url, "fencepost-demo")?;
         schema::migrate(&mut database.connect().await?).await?;
-        let site = Site::new(run, database);
+        let site = Site::new(run, &[BILLING, ANALYTICS], database);
         site.prepare().await?;
         Ok(Self { site, url, folder, guardian, private })
     }
