@@ -96,6 +96,8 @@ pub async fn play(part: Part, stop: CancellationToken) -> Result<Said> {
         Role::HttpConsumer => {
             let what = || format!("cannot listen on {}", part.listen);
             let listener = TcpListener::bind(part.listen).await.map_err(Error::io(what()))?;
+            let address = listener.local_addr().map_err(Error::io(what()))?;
+            eprintln!("listening on {address}");
             let router = consumers::router(&site)?;
             let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
             served.map(|()| Said::Done).map_err(Error::io(what()))
