@@ -1,6 +1,6 @@
 # `make demo` shows fencepost at work, `make test` runs every test. Both set up what they need and leave nothing behind.
 
-.PHONY: demo test e2e check
+.PHONY: demo test e2e check campaign campaign-mutants
 
 # make demo ARGS="--tasks 500 --keep"
 demo:
@@ -17,3 +17,7 @@ e2e:
 # What CI runs.
 check:
 	sh .ci/run
+
+# Faults on every link and process, and whether every promise holds: make campaign ARGS="--minutes 5 --seed 7"
+campaign:
+	cargo test --locked --test campaign -- $(ARGS)
