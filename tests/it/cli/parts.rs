@@ -17,16 +17,30 @@ async fn the_parts_of_the_demo_keep_its_promises_together() {
         format!("update fencepost.settings set value = 't{:08x}' where name = 'deployment'", rand::random::<u32>());
     db.client().await.batch_execute(&deployment).await.unwrap();
     // What an earlier run left on the shared broker.
-    Client::new(broker::url().await).await.delete_queue(QUEUE).await;
+    let broker = broker::url().await;
+    Client::new(broker).await.delete_queue(QUEUE).await;
     let folder = std::env::temp_dir().join(format!("{}-parts", db.name()));
     std::fs::create_dir(&folder).unwrap();
     let file = folder.join("fencepost.toml");
-    let env =
-        [("DATABASE_URL", db.url()), ("FENCEPOST_CONFIG", file.to_str().unwrap()), ("AMQP_URL", broker::url().await)];
     std::fs::write(&file, "").unwrap();
+    let url = |role: &str| {
+        let sign = if db.url().contains('?') { '&' } else { '?' };
+        format!("{}{sign}options=-c%20role%3D{}_{role}", db.url(), db.name())
+    };
+    let urls = ["relay", "worker", "consumer"].map(url);
+    let of = |url| [("DATABASE_URL", url), ("FENCEPOST_CONFIG", file.to_str().unwrap()), ("AMQP_URL", broker)];
+    let [env, as_relay, as_worker, as_consumer] = [db.url(), &urls[0], &urls[1], &urls[2]].map(of);
+    // Each part with no more rights than it needs.
+    let name = db.name();
+    let roles = format!(
+        "create role {name}_relay; create role {name}_worker; create role {name}_consumer;
+         select fencepost.grant_to('{name}_relay', 'relay'), fencepost.grant_to('{name}_worker', 'worker'),
+                fencepost.grant_to('{name}_worker', 'producer')"
+    );
+    db.client().await.batch_execute(&roles).await.unwrap();
 
     assert_eq!(run(&["demo", "--role", "stage"], &env).await.0, 0);
-    let mut consumer = Process::start(&["demo", "--role", "http-consumer", "--listen", "127.0.0.1:0"], &env);
+    let mut consumer = Process::start(&["demo", "--role", "http-consumer", "--listen", "127.0.0.1:0"], &as_consumer);
     let line = consumer.says("listening on").await;
     let address = line.rsplit(' ').next().unwrap();
     let config = format!(
@@ -39,12 +53,12 @@ async fn the_parts_of_the_demo_keep_its_promises_together() {
     let (code, out, err) = run(&["amqp", "init", "--queues", "--yes", "--reason", "test"], &env).await;
     assert_eq!(code, 0, "{out}{err}");
 
-    let mut relay = Process::start(&["run"], &env);
+    let mut relay = Process::start(&["run"], &as_relay);
     relay.says("consumer applied").await;
-    let mut shipping = Process::start(&["demo", "--role", "amqp-consumer"], &env);
-    let mut workers = Process::start(&["demo", "--role", "worker"], &env);
+    let mut shipping = Process::start(&["demo", "--role", "amqp-consumer"], &as_consumer);
+    let mut workers = Process::start(&["demo", "--role", "worker"], &as_worker);
     for _ in 0..2 {
-        let (code, out, err) = run(&["demo", "--role", "submit", "--tasks", "30"], &env).await;
+        let (code, out, err) = run(&["demo", "--role", "submit", "--tasks", "30"], &as_worker).await;
         assert!(code == 0 && out.contains("30 tasks"), "{out}{err}");
     }
     let drained = json(&db, NOTHING, 0, &["wait", "--until-drained", "--tasks"]).await;
@@ -66,6 +80,10 @@ async fn the_parts_of_the_demo_keep_its_promises_together() {
         part.signal(Signal::Term);
         assert!(part.ended().await.success(), "{}", part.log());
     }
+    let roles = format!(
+        "drop owned by {name}_relay, {name}_worker, {name}_consumer; drop role {name}_relay, {name}_worker, {name}_consumer"
+    );
+    db.client().await.batch_execute(&roles).await.unwrap();
     std::fs::remove_dir_all(folder).unwrap();
 }
 
