@@ -1,6 +1,6 @@
 # `make demo` shows fencepost at work, `make test` runs every test. Both set up what they need and leave nothing behind.
 
-.PHONY: demo test check campaign campaign-mutants
+.PHONY: demo test e2e check campaign campaign-mutants
 
 # make demo ARGS="--tasks 500 --keep"
 demo:
@@ -9,6 +9,10 @@ demo:
 test:
 	cargo build --locked --all-targets --features failpoints
 	cargo run --locked --features failpoints --example with_services -- sh .ci/test
+
+# docker-compose.yml on a real Docker engine, with faults (docs/testing.md). Root gets an engine where there is none.
+e2e:
+	sh tests/compose/run.sh
 
 # What CI runs.
 check:

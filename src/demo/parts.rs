@@ -7,19 +7,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use secrecy::SecretString;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::broker;
-use super::consumers::{self, Service};
+use super::consumers::{self, ANALYTICS, BILLING, SHIPPING, Service};
 use super::input::Bodies;
 use super::report::{self, Check};
 use super::shipping;
 use super::site::Site;
 use super::workers::{self, Crew, Until};
 use super::{Error, Result};
+use crate::model::broker::Broker;
 use crate::store::Database;
 
 /// The name of the run that all parts belong to.
@@ -38,7 +37,7 @@ pub enum Role {
     Worker,
     /// Both HTTP consumers on --listen, as /demo-billing and /demo-analytics, until SIGTERM.
     HttpConsumer,
-    /// The AMQP consumer on the broker of AMQP_URL, until SIGTERM.
+    /// The AMQP consumer of the configured broker "default": reads the queue demo-shipping, until SIGTERM.
     AmqpConsumer,
     /// Hold the producers' word against the consumers'; exit code 1 where they differ.
     Check,
@@ -51,6 +50,8 @@ pub struct Part {
     pub tasks: u32,
     pub payloads: Option<PathBuf>,
     pub listen: SocketAddr,
+    /// The broker of the AMQP consumer.
+    pub broker: Option<Arc<Broker>>,
 }
 
 /// What a part has to say at its end.
@@ -83,7 +84,7 @@ impl fmt::Display for Said {
 
 /// Plays the part to its end.
 pub async fn play(part: Part, stop: CancellationToken) -> Result<Said> {
-    let site = Site::new(RUN.into(), part.database, std::env::var(broker::URL).ok().map(Into::into));
+    let site = Site::new(RUN.into(), &[BILLING, ANALYTICS, SHIPPING], part.database);
     match part.role {
         Role::Stage => stage(&site).await.map(|()| Said::Done),
         Role::Submit => submit(&site, part.tasks).await,
@@ -95,15 +96,16 @@ pub async fn play(part: Part, stop: CancellationToken) -> Result<Said> {
         Role::HttpConsumer => {
             let what = || format!("cannot listen on {}", part.listen);
             let listener = TcpListener::bind(part.listen).await.map_err(Error::io(what()))?;
+            let address = listener.local_addr().map_err(Error::io(what()))?;
+            eprintln!("listening on {address}");
             let router = consumers::router(&site)?;
             let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
             served.map(|()| Said::Done).map_err(Error::io(what()))
         }
         Role::AmqpConsumer => {
-            let missing = Error::io(format!("no broker: set {}", broker::URL));
-            let way = site.broker.clone().ok_or_else(|| missing(std::io::ErrorKind::NotFound.into()))?;
-            declare(&way.url, &way.queue, &stop).await;
-            stop.run_until_cancelled(shipping::serve(Service::shipping(&site)?, way.url, way.queue)).await;
+            let broker = part.broker.ok_or(Error::NoBroker)?;
+            let service = Arc::new(Service::shipping(&site)?);
+            stop.run_until_cancelled(shipping::serve(service, broker)).await;
             Ok(Said::Done)
         }
         Role::Check => {
@@ -123,16 +125,6 @@ async fn stage(site: &Site) -> Result<()> {
                grant usage on all sequences in schema {schema} to public";
     let client = site.database.connect().await?;
     Ok(client.batch_execute(&sql.replace("{schema}", &site.schema())).await?)
-}
-
-/// Declares the consumer's queue as soon as the broker is there.
-async fn declare(url: &SecretString, queue: &str, stop: &CancellationToken) {
-    while let Err(error) = shipping::declare(url, queue).await {
-        tracing::info!(%error, "the broker is not there yet");
-        if stop.run_until_cancelled(tokio::time::sleep(TICK)).await.is_none() {
-            return;
-        }
-    }
 }
 
 async fn submit(site: &Site, tasks: u32) -> Result<Said> {
