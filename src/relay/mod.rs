@@ -25,6 +25,7 @@ mod overdue;
 pub mod reader;
 pub mod reconciler;
 pub mod replies;
+pub mod retention;
 pub mod retry;
 pub mod router;
 pub mod run;

@@ -21,6 +21,7 @@ use super::outage;
 use super::reader::Reader;
 use super::reconciler::Reconciler;
 use super::replies::Replies;
+use super::retention;
 use super::router::{self, Router};
 use super::settler::Settler;
 use crate::edge::Reach;
@@ -128,12 +129,13 @@ pub async fn run(
         bell: Arc::clone(&bell),
     };
     let replying = tokio::spawn(replies.run(stop.clone()));
+    let retaining = tokio::spawn(retention::run(database.clone(), stop.clone()));
     let watching = tokio::spawn(router::watch(Arc::clone(&router), database.clone(), stop.clone()));
     let listening = tokio::spawn(doorbell::keep(bell, Arc::clone(&router), database, stop.clone()));
 
     stop.cancelled().await;
     tracing::info!(grace = ?options.shutdown_grace, "relay stops: no new flights, what is out is waited for");
-    for task in [reading, loading, reconciling, replying, watching, listening] {
+    for task in [reading, loading, reconciling, replying, retaining, watching, listening] {
         finish(task, "a task").await;
     }
     if tokio::time::timeout(options.shutdown_grace, router.drain()).await.is_err() {

@@ -3,7 +3,7 @@
 use tokio_postgres::Client;
 
 use super::Result;
-use super::log::FLIGHT_IDS;
+use super::log::{EFFECT_OF_M, FLIGHT_IDS};
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 
 /// What closing lost flights or ending interrupted attempts came to.
@@ -54,7 +54,7 @@ with guard as (
            exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = t.consumer_id
                    and a.attempt = 1 and not a.ended) as started
     from f cross join lateral ({FLIGHT_IDS}) m
-    join fencepost.effects e on e.id = m.id
+    cross join lateral ({EFFECT_OF_M}) e
     cross join lateral unnest(e.targets) as t (consumer_id)
     left join fencepost.consumers c on c.consumer_id = t.consumer_id
     where not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = t.consumer_id)

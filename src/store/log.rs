@@ -353,7 +353,7 @@ pub async fn adopt(session: &Session, held: &Held, opener: Opener) -> Result<Opt
     let sql = format!(
         "-- store::flight_effects
 select f.shard as in_shard, f.seq, f.base::text, f.target::text, f.last_id, f.partial, clock_timestamp() as now, {EFFECT_COLUMNS}
-from fencepost.flights f cross join lateral ({FLIGHT_IDS}) m join fencepost.effects e on e.id = m.id
+from fencepost.flights f cross join lateral ({FLIGHT_IDS}) m cross join lateral ({EFFECT_OF_M}) e
 where f.shard = $1 and f.seq = $2 order by e.id"
     );
     let rows = session.client().query(&sql, &[&held.shard.0, &position.seq.0]).await?;
@@ -364,6 +364,10 @@ where f.shard = $1 and f.seq = $2 order by e.id"
     Ok(Some(OpenedFlight { shard: held.shard, position, effects }))
 }
 
+/// The effect with the id of `m`, wherever it is: its segment may have been dropped, or be about to be.
+pub(super) const EFFECT_OF_M: &str = "select * from fencepost.effects x where x.id = m.id
+    union all select * from fencepost.effects_kept k where k.id = m.id limit 1";
+
 /// The ids a flight `f` covers: its page of the difference between its two snapshots.
 pub(super) const FLIGHT_IDS: &str = "select z.id from (
     select e.id from fencepost.effects e
@@ -373,6 +377,10 @@ pub(super) const FLIGHT_IDS: &str = "select z.id from (
     select e.id from pg_snapshot_xip(f.base) x
     cross join lateral (select e.id from fencepost.effects e where e.shard = f.shard and e.xid = x offset 0) e
     where pg_visible_in_snapshot(x, f.target)
+    union
+    select k.id from fencepost.effects_kept k
+    where k.shard = f.shard and k.id between f.first_id and f.last_id
+      and pg_visible_in_snapshot(k.xid, f.target) and not pg_visible_in_snapshot(k.xid, f.base)
 ) z where z.id between f.first_id and f.last_id";
 
 fn unflushed() -> Error {

@@ -27,6 +27,8 @@ pub struct Notification {
 /// Settings of every session of the relay: the plans of the log's queries were chosen and tested under these.
 const SETTINGS: &str = "-- store::session_settings
 set jit = off;
+-- A plan made while the next segment was empty would go on reading it from end to end as it fills.
+set enable_seqscan = off;
 set max_parallel_workers_per_gather = 0;
 set statement_timeout = 0;
 set idle_in_transaction_session_timeout = '60s';

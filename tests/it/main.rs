@@ -11,6 +11,7 @@ mod embedded;
 mod examples;
 mod http;
 mod inbox;
+mod keep;
 mod producer;
 mod readme;
 mod relay;

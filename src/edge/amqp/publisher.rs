@@ -21,7 +21,7 @@ use crate::edge::error::report;
 use crate::model::broker::Broker;
 
 /// The pause before a connection is made again doubles from here to there.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// How long the client library may take to report what a dead connection had under way.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How often an idle channel is looked at.

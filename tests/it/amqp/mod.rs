@@ -1,6 +1,8 @@
 //! AMQP against a real RabbitMQ. What counts is what the queues hold and what the consumers wrote down, not our tables.
 
 mod acks;
+mod cli;
+mod examples;
 mod faults;
 mod publish;
 pub mod rig;

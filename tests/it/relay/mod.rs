@@ -6,8 +6,11 @@ mod frozen;
 mod gap;
 mod log;
 mod long_transactions;
+mod migrations;
 mod openings;
+mod outage;
 mod poison;
+mod shutdown;
 mod takeover;
 
 use std::collections::{BTreeMap, HashMap};

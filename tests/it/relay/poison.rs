@@ -49,6 +49,38 @@ async fn a_consumer_that_fails_or_hangs_and_an_effect_that_always_fails_delay_no
     assert_eq!(hanging.requests().len(), 4);
 }
 
+#[tokio::test]
+async fn effects_that_always_fail_do_not_hold_an_open_breaker_against_the_others() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let receiver = Receiver::start().await;
+    declare(&client, "c", &receiver, json!({})).await;
+    receiver.choose(|request| request.header("outbox-type").map(|_| Script::answer(500).into()));
+    let mut relay = Relay::of(&db)
+        .set("breaker.consecutive", "5")
+        .set("breaker.probe", "400ms")
+        .set("breaker.probe_max", "800ms")
+        .set("relay.park_after", "300ms")
+        .start();
+    for _ in 0..20 {
+        emit(&client, &json!([{"consumer": "c", "payload_text": "x", "type": "poison"}])).await;
+    }
+    relay.says("its breaker opens").await;
+    for round in 1..=3 {
+        // While nothing but poison is there, it is open or opens again.
+        eventually("the breaker is open", async || {
+            let said = |word: &str| relay.log().matches(word).count();
+            (said("its breaker opens") > said("its breaker closes")).then_some(())
+        })
+        .await;
+        emit_many(&client, "c", "good", 20).await;
+        eventually("the others are delivered", async || {
+            (tokens(&client).await.get("applied") == Some(&(20 * round))).then_some(())
+        })
+        .await;
+    }
+}
+
 #[cfg(feature = "failpoints")]
 #[tokio::test]
 async fn a_payload_that_kills_relays_is_dead_after_three_deaths_and_all_others_are_delivered() {
