@@ -6,6 +6,7 @@ mod acks;
 mod alarms;
 mod amqp;
 mod audit;
+mod bench;
 mod check;
 mod consent;
 mod consumers;
@@ -46,6 +47,8 @@ pub struct Cli {
 enum Command {
     /// The main job on a private PostgreSQL: consumers, tasks, crashes, and a report.
     Demo(crate::demo::DemoOptions),
+    /// Measure the product beside its ceilings, on a private PostgreSQL and RabbitMQ.
+    Bench(crate::bench::BenchOptions),
     /// Create or upgrade the schema; any number may run at once.
     Migrate(migrate::Args),
     /// Check configuration and connectivity and name every fault at once.
@@ -131,6 +134,7 @@ impl Cli {
         let global = self.global;
         match self.command {
             Command::Demo(options) => demo::run(&global, options).await,
+            Command::Bench(options) => bench::run(&global, options).await,
             Command::Migrate(args) => migrate::run(&global, args).await,
             Command::Check(args) => check::run(&global, args).await,
             Command::Grant(args) => grant::run(&global, args).await,

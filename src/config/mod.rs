@@ -99,7 +99,7 @@ impl Config {
 
     /// Where consumers may be and which brokers there are.
     pub fn reach(&self) -> Reach {
-        Reach { egress: self.egress.clone(), brokers: self.brokers.clone() }
+        Reach { egress: self.egress.clone(), brokers: self.brokers.clone(), ..Reach::default() }
     }
 
     /// The file's name for people.

@@ -6,7 +6,7 @@
 
 mod consumers;
 pub mod embedded;
-mod input;
+pub(crate) mod input;
 pub mod parts;
 mod progress;
 mod relay;

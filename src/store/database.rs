@@ -155,7 +155,13 @@ impl Database {
     pub fn pool(&self, size: usize) -> Pool {
         let mut config = self.config.clone();
         let options = config.get_options().unwrap_or_default().to_string();
-        config.options(format!("{options} -c statement_timeout={} -c jit=off -c enable_seqscan=off", STATEMENT_TIMEOUT.as_millis()).trim());
+        config.options(
+            format!(
+                "{options} -c statement_timeout={} -c jit=off -c enable_seqscan=off",
+                STATEMENT_TIMEOUT.as_millis()
+            )
+            .trim(),
+        );
         let manager = Manager::from_config(
             config,
             self.tls.clone(),

@@ -5,6 +5,5 @@ mod crash;
 mod doubt;
 mod guarantees;
 mod order;
-pub mod rig;
 pub(crate) mod rig;
 mod table;
