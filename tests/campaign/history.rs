@@ -28,12 +28,19 @@ impl History {
         let folder = target.join("campaign").join(name);
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        // A build meanwhile replaces the program, not this name of it.
+        fs::hard_link(env!("CARGO_BIN_EXE_fencepost"), folder.join("fencepost")).context("cannot link the program")?;
         let diary = Lines::create(&folder.join("history.jsonl"))?;
         Ok(Self { folder, started: Instant::now(), diary, order: AtomicU64::new(0) })
     }
 
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// The program under test.
+    pub fn program(&self) -> PathBuf {
+        self.folder.join("fencepost")
     }
 
     pub fn lines(&self, name: &str) -> anyhow::Result<Lines> {
@@ -48,6 +55,12 @@ impl History {
     /// A number larger than any given before: what happened earlier has a smaller one.
     pub fn tick(&self) -> u64 {
         self.order.fetch_add(1, Ordering::SeqCst) + 1
+    }
+}
+
+impl Drop for History {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.program());
     }
 }
 

@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// `fencepost ARGS --yes --reason campaign`, past every proxy.
 pub async fn command(stage: &Stage, args: &[&str]) -> anyhow::Result<()> {
-    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_fencepost"))
+    let output = tokio::process::Command::new(stage.history.program())
         .args(args)
         .args(["--yes", "--reason", "campaign"])
         .env("DATABASE_URL", &stage.url)
