@@ -32,6 +32,12 @@ pub enum Mutant {
     UnansweredFlightSkipped,
     /// A lane that lags leaves its flights unread and does not say so.
     LagForgotten,
+    /// A message is delivered as soon as it is written to the broker's socket.
+    FinishBeforeConfirm,
+    /// The broker's nack counts as its confirm.
+    NackAsSuccess,
+    /// A returned message is taken for the one whose confirm it came with.
+    PairingTrusted,
 }
 
 impl Mutant {
@@ -50,6 +56,9 @@ impl Mutant {
         Self::DoubtResent,
         Self::UnansweredFlightSkipped,
         Self::LagForgotten,
+        Self::FinishBeforeConfirm,
+        Self::NackAsSuccess,
+        Self::PairingTrusted,
     ];
 
     pub const fn as_str(self) -> &'static str {
@@ -68,6 +77,9 @@ impl Mutant {
             Self::DoubtResent => "doubt_resent",
             Self::UnansweredFlightSkipped => "unanswered_flight_skipped",
             Self::LagForgotten => "lag_forgotten",
+            Self::FinishBeforeConfirm => "finish_before_confirm",
+            Self::NackAsSuccess => "nack_as_success",
+            Self::PairingTrusted => "pairing_trusted",
         }
     }
 }
@@ -77,6 +89,7 @@ impl Mutant {
 pub fn is(mutant: Mutant) -> bool {
     static CHOSEN: std::sync::LazyLock<Option<Mutant>> = std::sync::LazyLock::new(|| {
         let name = std::env::var("FENCEPOST_MUTANT").ok()?;
+        tracing::warn!(mutant = name, "a mistake is made on purpose");
         Mutant::ALL.iter().copied().find(|mutant| mutant.as_str() == name)
     });
     *CHOSEN == Some(mutant)

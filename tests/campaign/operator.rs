@@ -82,7 +82,7 @@ pub async fn decide(stage: &Stage, temper: Temper) -> anyhow::Result<()> {
     let mut orders: BTreeMap<(&str, String), Vec<String>> = BTreeMap::new();
     for row in client.query(sql, &[]).await? {
         let (key, name, state): (String, String, String) = (row.get(0), row.get(1), row.get(2));
-        let applied = stage.link(&name).consumer.has_applied(&key);
+        let applied = stage.link(&name).desk.has_applied(&key);
         let verb = match (applied, state.as_str(), row.get::<_, i64>(3) % 3) {
             (true, ..) => "resolve --as applied",
             (false, "in_doubt", 0) => "resolve --as not-applied",
