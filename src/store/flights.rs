@@ -32,6 +32,19 @@ pub async fn left_open(client: &Client, shard: Shard, epoch: ShardEpoch) -> Resu
     Ok(rows.iter().map(|row| FlightSeq(row.get(0))).collect())
 }
 
+/// Open flights of a shard after `after` that were opened under this very epoch, oldest first.
+pub async fn open_under(client: &Client, shard: Shard, epoch: ShardEpoch, after: FlightSeq) -> Result<Vec<FlightSeq>> {
+    let rows = client
+        .query(
+            "-- store::flights_open
+             select seq from fencepost.flights
+             where shard = $1 and epoch = $2 and seq > $3 and token is null order by seq",
+            &[&shard.0, &epoch.0, &after.0],
+        )
+        .await?;
+    Ok(rows.iter().map(|row| FlightSeq(row.get(0))).collect())
+}
+
 /// Closes one flight of a predecessor as `lost` and parks each of its deliveries that has neither fact nor parked row.
 ///
 /// At a `retry` edge such a delivery has an attempt `lost` and is tried again; so has one behind another of its key,
