@@ -21,3 +21,7 @@ check:
 # Faults on every link and process, and whether every promise holds: make campaign ARGS="--minutes 5 --seed 7"
 campaign:
 	cargo test --locked --test campaign -- $(ARGS)
+
+# Each seeded mistake must make the campaign fail.
+campaign-mutants:
+	cargo test --locked --features mutants --test campaign -- --mutants $(ARGS)

@@ -26,6 +26,7 @@ use crate::failpoint;
 use crate::model::consumer::Ordering;
 use crate::model::key::{EffectId, Shard};
 use crate::model::token::Waiting;
+use crate::mutant::{self, Mutant};
 use crate::store::log::{self, Held, More, OpenedFlight, Opener, PageLimits, Position, Reached, Reading};
 use crate::store::parking::Trouble;
 use crate::store::session::Session;
@@ -301,7 +302,7 @@ impl Reader {
             let Some(reading) = self.shards.get_mut(&shard) else { continue };
             reading.manifest.clear();
             let newest = log::position(session, shard).await?;
-            if newest.seq == reading.position.seq {
+            if newest.seq == reading.position.seq || mutant::is(Mutant::UnansweredFlightSkipped) {
                 reading.position = newest;
                 continue;
             }

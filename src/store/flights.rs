@@ -65,7 +65,9 @@ with guard as (
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold,
            exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = t.consumer_id
-                   and a.attempt = 1 and not a.ended) as started
+                   and a.attempt = 1 and not a.ended)
+           and not exists (select 1 from fencepost.attempts z where z.effect_id = e.id and z.consumer_id = t.consumer_id
+                           and z.attempt = 1 and z.ended and z.token <> 'ambiguous') as started
     from f cross join lateral ({FLIGHT_IDS}) m
     cross join lateral ({EFFECT_OF_M}) e
     cross join lateral unnest(e.targets) as t (consumer_id)
