@@ -7,13 +7,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use secrecy::SecretString;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::consumers;
+use super::broker;
+use super::consumers::{self, Service};
 use super::input::Bodies;
 use super::report::{self, Check};
+use super::shipping;
 use super::site::Site;
 use super::workers::{self, Crew, Until};
 use super::{Error, Result};
@@ -35,6 +38,8 @@ pub enum Role {
     Worker,
     /// Both HTTP consumers on --listen, as /demo-billing and /demo-analytics, until SIGTERM.
     HttpConsumer,
+    /// The AMQP consumer on the broker of AMQP_URL, until SIGTERM.
+    AmqpConsumer,
     /// Hold the producers' word against the consumers'; exit code 1 where they differ.
     Check,
 }
@@ -78,7 +83,7 @@ impl fmt::Display for Said {
 
 /// Plays the part to its end.
 pub async fn play(part: Part, stop: CancellationToken) -> Result<Said> {
-    let site = Site::new(RUN.into(), part.database);
+    let site = Site::new(RUN.into(), part.database, std::env::var(broker::URL).ok().map(Into::into));
     match part.role {
         Role::Stage => stage(&site).await.map(|()| Said::Done),
         Role::Submit => submit(&site, part.tasks).await,
@@ -93,6 +98,13 @@ pub async fn play(part: Part, stop: CancellationToken) -> Result<Said> {
             let router = consumers::router(&site)?;
             let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
             served.map(|()| Said::Done).map_err(Error::io(what()))
+        }
+        Role::AmqpConsumer => {
+            let missing = Error::io(format!("no broker: set {}", broker::URL));
+            let way = site.broker.clone().ok_or_else(|| missing(std::io::ErrorKind::NotFound.into()))?;
+            declare(&way.url, &way.queue, &stop).await;
+            stop.run_until_cancelled(shipping::serve(Service::shipping(&site)?, way.url, way.queue)).await;
+            Ok(Said::Done)
         }
         Role::Check => {
             let client = site.database.connect().await?;
@@ -111,6 +123,16 @@ async fn stage(site: &Site) -> Result<()> {
                grant usage on all sequences in schema {schema} to public";
     let client = site.database.connect().await?;
     Ok(client.batch_execute(&sql.replace("{schema}", &site.schema())).await?)
+}
+
+/// Declares the consumer's queue as soon as the broker is there.
+async fn declare(url: &SecretString, queue: &str, stop: &CancellationToken) {
+    while let Err(error) = shipping::declare(url, queue).await {
+        tracing::info!(%error, "the broker is not there yet");
+        if stop.run_until_cancelled(tokio::time::sleep(TICK)).await.is_none() {
+            return;
+        }
+    }
 }
 
 async fn submit(site: &Site, tasks: u32) -> Result<Said> {

@@ -406,6 +406,9 @@ impl State {
     fn report(&mut self, outcome: &Outcome) {
         let was_broken = self.gate.is_broken();
         let report = match &outcome.end {
+            End::NotDelivered | End::Ambiguous if self.served.edge.shuts_by_itself() => {
+                return self.gate.withdrawn(Instant::now());
+            }
             End::NotDelivered | End::Ambiguous => Report::Failing,
             End::Answered { status: 500.., ack: AckReading::Silent | AckReading::Malformed { .. } } => Report::Failing,
             End::Answered { .. } | End::Confirmed | End::Unroutable | End::Refused => Report::Healthy,
