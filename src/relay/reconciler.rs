@@ -88,6 +88,9 @@ impl Reconciler {
 async fn end_adrift(client: &tokio_postgres::Client, lease: &ShardLease, seq: FlightSeq) -> Result<()> {
     let lost = flights::close_lost(client, lease.shard, seq, lease.epoch).await?;
     let found = lost.retried + lost.in_doubt;
+    if found == 0 {
+        return Ok(());
+    }
     metrics::counter!("fencepost_unaccounted_total").increment(found);
     let detail = format!(
         "flight {} was open and in nobody's hands; {} deliveries are tried again, {} are in doubt",

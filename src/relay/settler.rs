@@ -152,7 +152,7 @@ impl Writer {
         if self.unflushed.is_long() {
             batch.durability = Durability::Flushed;
         }
-        if !batch.facts.is_empty() {
+        if !batch.is_empty() {
             failpoint::reach("settle", &[]).await;
         }
         match self.persist(&batch).await {
