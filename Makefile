@@ -1,6 +1,6 @@
 # `make demo` shows fencepost at work, `make test` runs every test. Both set up what they need and leave nothing behind.
 
-.PHONY: demo test check
+.PHONY: demo test check campaign campaign-mutants
 
 # make demo ARGS="--tasks 500 --keep"
 demo:
@@ -13,3 +13,7 @@ test:
 # What CI runs.
 check:
 	sh .ci/run
+
+# Faults on every link and process, and whether every promise holds: make campaign ARGS="--minutes 5 --seed 7"
+campaign:
+	cargo test --locked --test campaign -- $(ARGS)

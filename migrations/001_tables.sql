@@ -18,6 +18,7 @@ create table fencepost.settings (
 
 insert into fencepost.settings (name, value, note) values
     ('deployment', substr(replace(gen_random_uuid()::text, '-', ''), 1, 8), 'name of this installation in AMQP queue names; fixed after the first run'),
+    ('ack_secret', replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'key of the ack tokens over AMQP; with a new one, replies to older messages are not believed'),
     ('shards', '8', 'units of ordering, leasing and failover; fixed at migrate'),
     ('payload_max_bytes', '1048576', 'largest payload of one effect, in bytes; at most 16777216'),
     ('headers_max_bytes', '16384', 'largest headers object of one effect, in bytes'),

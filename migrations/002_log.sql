@@ -129,6 +129,7 @@ begin
       and p.effect_id = (
           select q.effect_id from fencepost.parked q
           where q.consumer_id = old.consumer_id and q.ordering_key = old.ordering_key
+            and not (q.state = 'scheduled' and q.next_attempt_at > clock_timestamp())
           order by q.effect_id limit 1);
     return null;
 end $$;

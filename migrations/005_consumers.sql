@@ -6,6 +6,7 @@ language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
     known constant jsonb := '{
         "name": "string", "kind": "string", "url": "string", "exchange": "string", "routing_key": "string", "broker": "string",
+        "queue": "string", "ack_timeout": "string", "republishes": "number",
         "ack": "string", "on_ambiguous": "string", "ordering": "string", "topics": "array",
         "secret_file": "string", "secret_env": "string", "previous_secret_file": "string", "previous_secret_env": "string",
         "timeout": "string", "connect_timeout": "string", "concurrency": "number", "rate": "number",
@@ -27,11 +28,13 @@ begin
             when field.key = 'on_ambiguous' and field.value #>> '{}' not in ('retry', 'hold') then 'write retry or hold'
             when field.key = 'ordering' and field.value #>> '{}' not in ('key', 'none') then 'write key or none'
             when field.key = 'url' and field.value #>> '{}' !~* '^https?://[^/?#]' then 'not an http or https URL with a host'
-            when field.key in ('exchange', 'routing_key') and octet_length(field.value #>> '{}') > 255 then 'longer than 255 bytes'
-            when field.key in ('timeout', 'connect_timeout', 'dedup_retain') and field.value #>> '{}' !~ '^0*[1-9][0-9]* *(ms|s|m|h|d)$'
+            when field.key in ('exchange', 'routing_key', 'queue') and octet_length(field.value #>> '{}') > 255 then 'longer than 255 bytes'
+            when field.key in ('timeout', 'connect_timeout', 'dedup_retain', 'ack_timeout') and field.value #>> '{}' !~ '^0*[1-9][0-9]* *(ms|s|m|h|d)$'
                 then 'not a duration, such as 500ms, 15s, 5m, 2h, 7d'
             when field.key in ('concurrency', 'rate') and (field.value::numeric < 1 or field.value::numeric % 1 <> 0 or field.value::numeric > 4294967295)
                 then 'must be a whole number from 1'
+            when field.key = 'republishes' and (field.value::numeric < 0 or field.value::numeric % 1 <> 0 or field.value::numeric > 100)
+                then 'must be a whole number from 0 to 100'
             when field.key = 'concurrency' and field.value::numeric > 4096 then 'must be at most 4096'
             when field.key in ('topics', 'pass_headers') and field.value @? '$[*] ? (@.type() != "string")' then 'must be an array of strings'
             when field.key = 'definite_statuses' and field.value @? '$[*] ? (@.type() != "number" || @ < 500 || @ > 599)'
@@ -42,10 +45,12 @@ begin
     wrong := case
         when not spec ? 'kind' then 'kind: missing; write http or amqp'
         when spec ->> 'kind' = 'http' and not spec ? 'url' then 'url: missing'
-        when spec ->> 'kind' = 'http' and spec ?| array['exchange', 'routing_key', 'broker'] then 'exchange, routing_key and broker mean nothing for kind http'
+        when spec ->> 'kind' = 'http' and spec ?| array['exchange', 'routing_key', 'broker', 'queue', 'ack_timeout', 'republishes']
+            then 'exchange, routing_key, broker, queue, ack_timeout and republishes mean nothing for kind http'
         when spec ->> 'kind' = 'amqp' and not spec ?| array['exchange', 'routing_key']
             then 'exchange: missing; or give a routing_key for the default exchange'
-        when spec ->> 'kind' = 'amqp' and spec ?| array['url', 'definite_statuses'] then 'url and definite_statuses mean nothing for kind amqp'
+        when spec ->> 'kind' = 'amqp' and spec ?| array['url', 'definite_statuses', 'pass_headers', 'secret_file', 'secret_env', 'previous_secret_file', 'previous_secret_env']
+            then 'url, definite_statuses, pass_headers and secrets mean nothing for kind amqp'
         when spec ->> 'ack' = 'none' and not spec ? 'on_ambiguous'
             then 'on_ambiguous: with ack none there is no default; write retry (a duplicate is harmless) or hold (an operator decides)'
         when spec ? 'secret_file' and spec ? 'secret_env' then 'give secret_file or secret_env, not both'

@@ -49,7 +49,10 @@ async fn act(action: Action) {
         Action::Abort => std::process::abort(),
         Action::Stop => {
             let pid = std::process::id().to_string();
-            let _ = std::process::Command::new("kill").args(["-STOP", &pid]).status();
+            // The shell's own `kill`: there is no /bin/kill on a bare Debian.
+            let _ = std::process::Command::new("sh").args(["-c", "kill -STOP $0", &pid]).status();
+            // The signal takes a moment to stop every thread; this one must not be the last.
+            std::thread::sleep(std::time::Duration::from_millis(200));
         }
         Action::Hang => std::future::pending().await,
     }

@@ -1,6 +1,7 @@
 //! fencepost: a transactional-outbox relay beside PostgreSQL.
 
 pub mod admin;
+pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod demo;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::consent::Consent;
 use super::global::{self, Global};
 use super::output::{Output, Table, or_dash, plain};
-use super::{Exit, Usage, logging};
+use super::{Exit, Usage, logging, rotate};
 use crate::config::{Config, LogFormat};
 use crate::model::consumer::{Consumer, ConsumerEntry, Kind};
 use crate::model::key::ConsumerId;
@@ -24,6 +24,8 @@ pub enum Command {
     Resume(Names),
     /// Take no new effects; what waits is kept and still delivered.
     Retire(Names),
+    /// Write a new signing secret; the present one stays valid as the previous one.
+    Rotate(rotate::Args),
 }
 
 #[derive(clap::Args, Debug)]
@@ -52,6 +54,7 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<Exit> {
         Command::Apply(args) => apply(global, args).await,
         Command::Pause(names) => change(global, StateChange::Pause, names).await,
         Command::Resume(names) => change(global, StateChange::Resume, names).await,
+        Command::Rotate(args) => rotate::run(global, args).await,
         Command::Retire(names) => change(global, StateChange::Retire, names).await,
     }
 }

@@ -10,7 +10,9 @@ use crate::config::LogFormat;
 
 /// Starts logging to stderr; a second call changes nothing. The level was checked with the configuration.
 pub fn init(format: LogFormat, level: &str) {
-    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
+    // The AMQP library logs returned messages whole, payload and ack token included. What it knows is told elsewhere.
+    let level = if level.contains("lapin") { level.to_string() } else { format!("{level},lapin=off") };
+    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info,lapin=off"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // An error here means that logging has been started already.
     let _ = match format {

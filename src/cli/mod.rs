@@ -2,7 +2,11 @@
 //! prints. No SQL and no delivery logic lives here. Exit codes: 0 done, 1 failed or found something, 2 usage or
 //! configuration.
 
+mod acks;
 mod alarms;
+mod amqp;
+mod audit;
+mod bench;
 mod check;
 mod consent;
 mod consumers;
@@ -10,14 +14,17 @@ mod deliveries;
 mod demo;
 mod global;
 mod grant;
+mod health;
 pub mod logging;
 mod migrate;
 mod output;
 mod rebase;
+mod rotate;
 mod run;
 mod secret;
 mod status;
 mod story;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -41,13 +48,15 @@ pub struct Cli {
 enum Command {
     /// The main job on a private PostgreSQL: consumers, tasks, crashes, and a report.
     Demo(crate::demo::DemoOptions),
+    /// Measure the product beside its ceilings, on a private PostgreSQL and RabbitMQ.
+    Bench(crate::bench::BenchOptions),
     /// Create or upgrade the schema; any number may run at once.
     Migrate(migrate::Args),
     /// Check configuration and connectivity and name every fault at once.
     Check(check::Args),
     /// Let a database role use fencepost.
     Grant(grant::Args),
-    /// The consumers in the database: list, apply the file, pause, resume, retire.
+    /// The consumers in the database: list, apply the file, pause, resume, rotate, retire.
     #[command(subcommand)]
     Consumers(consumers::Command),
     /// Edges, what waits, alarms, relays, workers and shards; exit code 1 when something needs a person.
@@ -62,10 +71,23 @@ enum Command {
     /// Alarms: list, resolve.
     #[command(subcommand)]
     Alarms(alarms::Command),
+    /// Brokers: check what exists, declare the reply queues.
+    #[command(subcommand)]
+    Amqp(amqp::Command),
+    /// Consumers' replies over AMQP.
+    #[command(subcommand)]
+    Acks(acks::Command),
+    /// Prove that every committed effect has ended or waits with a reason, and no attempt is without a token; exit code 1
+    /// names each hole.
+    Audit(audit::Args),
+    /// Wait until nothing waits any more: for tests and deployments.
+    Wait(wait::Args),
     /// Run the relay until SIGTERM or SIGINT.
     Run(run::Args),
     /// Read the log anew where its positions are another server's; said by hand where nothing shows it.
     Rebase(rebase::Args),
+    /// Ask the relay here whether it is ready: for the health check of a container.
+    Health(health::Args),
     /// Signing secrets.
     #[command(subcommand)]
     Secret(secret::Command),
@@ -115,6 +137,7 @@ impl Cli {
         let global = self.global;
         match self.command {
             Command::Demo(options) => demo::run(&global, options).await,
+            Command::Bench(options) => bench::run(&global, options).await,
             Command::Migrate(args) => migrate::run(&global, args).await,
             Command::Check(args) => check::run(&global, args).await,
             Command::Grant(args) => grant::run(&global, args).await,
@@ -124,8 +147,13 @@ impl Cli {
             Command::Effect(args) => story::effect(&global, args).await,
             Command::Deliveries(command) => deliveries::run(&global, command).await,
             Command::Alarms(command) => alarms::run(&global, command).await,
+            Command::Amqp(command) => amqp::run(&global, command).await,
+            Command::Acks(command) => acks::run(&global, command).await,
+            Command::Audit(args) => audit::run(&global, args).await,
+            Command::Wait(args) => wait::run(&global, args).await,
             Command::Run(args) => run::run(&global, args).await,
             Command::Rebase(args) => rebase::run(&global, args).await,
+            Command::Health(args) => health::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }
     }

@@ -1,13 +1,15 @@
 //! What no key shows alone: values out of range, and combinations that cannot work.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use secrecy::SecretString;
 
 use super::fault::{Fault, Origin};
 use super::read::{Reading, entry_place};
 use crate::edge::egress::EgressPolicy;
-use crate::model::consumer::Kind;
+use crate::model::broker::Broker;
+use crate::model::consumer::{AckMode, EdgeSpec, Kind};
 use crate::model::key::ConsumerId;
 
 /// The database's URL from the one place that names it. A password is never written in the file.
@@ -154,7 +156,7 @@ pub(super) fn combinations(reading: &mut Reading) {
     }
 }
 
-pub(super) fn consumers(reading: &mut Reading) {
+pub(super) fn consumers(reading: &mut Reading, brokers: &[Arc<Broker>]) {
     let lease = reading.sections.relay.shard_lease;
     let mut seen = BTreeMap::new();
     let mut faults = Vec::new();
@@ -176,7 +178,25 @@ pub(super) fn consumers(reading: &mut Reading) {
                 ),
                 "a shorter timeout, or a longer shard_lease".into(),
             ),
-            Ok(_) => {}
+            Ok(consumer) => {
+                let EdgeSpec::Amqp(spec) = &consumer.edge else { continue };
+                let Some(broker) = brokers.iter().find(|broker| broker.name == spec.broker) else {
+                    add(
+                        "broker",
+                        format!("there is no [brokers.{}]", spec.broker),
+                        format!("[brokers.{}], or set AMQP_URL for \"default\"", spec.broker),
+                    );
+                    continue;
+                };
+                let least = (lease + broker.heartbeat * 2) * 3;
+                if consumer.contract.ack == AckMode::Required && consumer.ack_timeout < least {
+                    add(
+                        "ack_timeout",
+                        format!("{:?} is less than 3 x (relay.shard_lease + 2 x heartbeat)", consumer.ack_timeout),
+                        format!("at least {least:?}: a reply must survive a takeover before it counts as lost"),
+                    );
+                }
+            }
             Err(wrong) => wrong.into_iter().for_each(|fault| add(&fault.key, fault.wrong, fault.write)),
         }
     }

@@ -1,6 +1,7 @@
 //! The configuration: one TOML file, overridden by `FENCEPOST__SECTION__KEY`, secrets only by `*_env` and `*_file`.
 //! Every fault is named at once, with its file, its key, what is wrong and what to write. Nothing here opens a socket.
 
+mod brokers;
 mod check;
 mod fault;
 mod read;
@@ -9,13 +10,17 @@ mod sections;
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use secrecy::SecretString;
 
+pub use brokers::{BrokerSection, LoginKind, URL_VARIABLE};
 pub use fault::{Fault, Faults, Origin};
 pub use sections::{AdminSection, LogFormat, LogSection, Sections};
 
+use crate::edge::Reach;
 use crate::edge::egress::EgressPolicy;
+use crate::model::broker::Broker;
 use crate::model::consumer::ConsumerEntry;
 use crate::relay::options::Options;
 
@@ -33,6 +38,7 @@ pub struct Config {
     pub database_url: Option<SecretString>,
     pub options: Options,
     pub egress: EgressPolicy,
+    pub brokers: Vec<Arc<Broker>>,
     pub admin: AdminSection,
     pub log: LogSection,
     /// Each of them passes [`ConsumerEntry::check`].
@@ -66,11 +72,14 @@ impl Config {
         file: Option<&Path>,
         env: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, Faults> {
+        let env: Vec<(String, String)> = env.into_iter().collect();
+        let broker_url = env.iter().find(|(name, _)| name == URL_VARIABLE).map(|(_, url)| url.clone());
         let mut reading = read::read(text, file, env);
         let database_url = check::database_url(&mut reading);
         let egress = check::egress(&mut reading);
+        let brokers = brokers::brokers(&mut reading, broker_url.as_deref());
         check::combinations(&mut reading);
-        check::consumers(&mut reading);
+        check::consumers(&mut reading, &brokers);
         if !reading.faults.is_empty() {
             return Err(Faults(reading.faults));
         }
@@ -81,10 +90,16 @@ impl Config {
             database_url,
             options: sections.options(),
             egress,
+            brokers,
             admin: sections.admin,
             log: sections.log,
             consumers: sections.consumers,
         })
+    }
+
+    /// Where consumers may be and which brokers there are.
+    pub fn reach(&self) -> Reach {
+        Reach { egress: self.egress.clone(), brokers: self.brokers.clone(), ..Reach::default() }
     }
 
     /// The file's name for people.

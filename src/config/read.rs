@@ -64,6 +64,17 @@ pub(super) fn read(text: &str, file: Option<&Path>, env: impl IntoIterator<Item 
                     keep::<Sections>(&mut reading, &mut kept, &[&name, &key], value);
                 }
             }
+            Value::Table(brokers) if name == "brokers" => {
+                for (broker, value) in brokers {
+                    let Value::Table(table) = value else {
+                        keep::<Sections>(&mut reading, &mut kept, &[&name, &broker], value);
+                        continue;
+                    };
+                    for (key, value) in table {
+                        keep::<Sections>(&mut reading, &mut kept, &[&name, &broker, &key], value);
+                    }
+                }
+            }
             value => keep::<Sections>(&mut reading, &mut kept, &[&name], value),
         }
     }

@@ -1,12 +1,14 @@
 //! The configuration file as serde structs. Each section is complete by default; `config/fencepost.toml` documents
 //! every key, and a test holds the two together.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::brokers::BrokerSection;
 use crate::edge::egress::PrivateNetworks;
 use crate::model::consumer::ConsumerEntry;
 use crate::relay::options::{BreakerOptions, Options, RetryOptions};
@@ -21,6 +23,7 @@ pub struct Sections {
     pub retry: RetrySection,
     pub breaker: BreakerSection,
     pub http: HttpSection,
+    pub brokers: BTreeMap<String, BrokerSection>,
     pub admin: AdminSection,
     pub log: LogSection,
     pub consumers: Vec<ConsumerEntry>,
@@ -215,7 +218,7 @@ impl Sections {
 }
 
 /// Durations as text with a unit, never zero.
-mod duration_text {
+pub(super) mod duration_text {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

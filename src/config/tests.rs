@@ -75,6 +75,64 @@ fn the_documented_file_names_every_key() {
 }
 
 #[test]
+fn the_documented_file_names_every_key_of_a_broker() {
+    let documented: toml::Table = toml::from_str(&uncommented()).unwrap();
+    let every = BrokerSection {
+        url_env: Some(String::new()),
+        url_file: Some(PathBuf::new()),
+        ca_file: Some(PathBuf::new()),
+        cert_file: Some(PathBuf::new()),
+        key_file: Some(PathBuf::new()),
+        username: Some(String::new()),
+        password_env: Some(String::new()),
+        password_file: Some(PathBuf::new()),
+        ..BrokerSection::default()
+    };
+    let serde_json::Value::Object(every) = serde_json::to_value(every).unwrap() else { panic!() };
+    for key in every.keys() {
+        assert!(documented["brokers"]["default"].get(key).is_some(), "brokers.default.{key} is not documented");
+    }
+    let defaults: BrokerSection = documented["brokers"]["default"].clone().try_into().unwrap();
+    let known = BrokerSection::default();
+    assert_eq!((defaults.vhost, defaults.login, defaults.tls), (known.vhost, known.login, known.tls));
+    assert_eq!((defaults.heartbeat, defaults.blocked_max), (known.heartbeat, known.blocked_max));
+}
+
+#[test]
+fn brokers_are_checked() {
+    let good = "[brokers.default]\nhosts = ['[::1]:5673', 'mq']\npassword_env = 'P'\n";
+    let config = parse(good, &[]).unwrap();
+    assert_eq!(config.brokers[0].hosts.iter().map(ToString::to_string).collect::<Vec<_>>(), ["[::1]:5673", "mq:5672"]);
+    let from_env = parse("", &[("AMQP_URL", "amqp://u:p@h/v")]).unwrap();
+    assert_eq!((from_env.brokers[0].name.as_str(), from_env.brokers[0].vhost.as_str()), ("default", "v"));
+    assert!(!faults("", &[("AMQP_URL", "amqp://u:hunter2@h/v?x")]).contains("hunter2"));
+    for (text, expected) in [
+        ("[brokers.b]\npassword_env = 'P'", "brokers.b.hosts: no host is named; write hosts ="),
+        ("[brokers.b]\nhosts = ['::1']\npassword_env = 'P'", "brokers.b.hosts: \"::1\" is not a host"),
+        ("[brokers.b]\nhosts = ['h']", "brokers.b.password_file: missing"),
+        ("[brokers.b]\nhosts = ['h']\nlogin = 'certificate'", "brokers.b.login: logs in by certificate alone"),
+        ("[brokers.b]\nhosts = ['h']\nwhat = 1", "brokers.b.what: unknown field `what`"),
+        (
+            "[brokers.b]\nhosts = ['h']\npassword_env = 'P'\nheartbeat = '5m'",
+            "brokers.b.heartbeat: 300s is out of range",
+        ),
+        (
+            "[[consumers]]\nname = 'a'\nkind = 'amqp'\nrouting_key = 'q'",
+            "consumers[0] (a).broker: there is no [brokers.default]",
+        ),
+        (
+            &format!(
+                "{good}[[consumers]]\nname = 'a'\nkind = 'amqp'\nrouting_key = 'q'\nack = 'required'\nack_timeout = '1m'"
+            ),
+            "ack_timeout: 60s is less than 3 x",
+        ),
+    ] {
+        let faults = faults(text, &[]);
+        assert!(faults.contains(expected), "{faults}");
+    }
+}
+
+#[test]
 fn the_documented_consumers_are_valid() {
     let documented: Sections = toml::from_str(&uncommented()).unwrap();
     for entry in documented.consumers {

@@ -2,7 +2,6 @@
 //! any endpoint that answers 2xx. Both write down each request before they think about it, and both have bad moments.
 
 use std::collections::{BTreeMap, HashSet};
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -11,14 +10,15 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use deadpool_postgres::Pool;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::stage::{CONSUMER_TIMEOUT, Stage};
+use super::site::Site;
+use super::stage::CONSUMER_TIMEOUT;
 use super::{Error, Result};
 use crate::inbox::{Inbox, Verdict};
 use crate::model::key::EffectKey;
@@ -26,15 +26,14 @@ use crate::model::key::EffectKey;
 pub const BILLING: &str = "demo-billing";
 pub const ANALYTICS: &str = "demo-analytics";
 
-/// The running services. Dropped, they stop.
+/// The running services, with their URLs. Dropped, they stop.
 pub struct Consumers {
-    all: Vec<Arc<Service>>,
+    all: Vec<(Arc<Service>, String)>,
     _servers: Vec<AbortOnDropHandle<()>>,
 }
 
 pub struct Service {
     name: &'static str,
-    address: SocketAddr,
     manner: Manner,
     pool: Pool,
     schema: String,
@@ -73,22 +72,23 @@ enum Mood {
     Slow,
 }
 
+/// Both services behind one listener, each under its name, and `/healthz`.
+pub fn router(site: &Site) -> Result<Router> {
+    let mut router = Router::new().route("/healthz", get(async || "ok"));
+    for service in Service::all(site)? {
+        router = router.route(&format!("/{}", service.name), post(receive).with_state(service));
+    }
+    Ok(router)
+}
+
 impl Consumers {
-    pub async fn start(stage: &Stage) -> Result<Self> {
+    pub async fn start(site: &Site) -> Result<Self> {
         let mut this = Self { all: Vec::new(), _servers: Vec::new() };
-        for (name, manner) in [(BILLING, Manner::Dedups(stage.inbox()?)), (ANALYTICS, Manner::Plain)] {
+        for service in Service::all(site)? {
             let listener = TcpListener::bind("127.0.0.1:0").await.map_err(Error::io("no port for a consumer"))?;
-            let service = Arc::new(Service {
-                name,
-                address: listener.local_addr().map_err(Error::io("no port for a consumer"))?,
-                manner,
-                pool: stage.pool.clone(),
-                schema: stage.schema(),
-                prefix: format!("demo-{}-", stage.run),
-                seen: Mutex::default(),
-            });
+            let address = listener.local_addr().map_err(Error::io("no port for a consumer"))?;
             let router = Router::new().route("/", post(receive)).with_state(service.clone());
-            this.all.push(service);
+            this.all.push((service, format!("http://{address}/")));
             this._servers.push(AbortOnDropHandle::new(tokio::spawn(async move {
                 // It only ends with the process.
                 let _ = axum::serve(listener, router).await;
@@ -97,23 +97,33 @@ impl Consumers {
         Ok(this)
     }
 
-    pub fn all(&self) -> &[Arc<Service>] {
+    pub fn all(&self) -> &[(Arc<Service>, String)] {
         &self.all
     }
 
     /// Deliveries that reached their consumer at least once.
     pub fn received(&self) -> u64 {
-        self.all.iter().map(|service| service.seen().keys.len() as u64).sum()
+        self.all.iter().map(|(service, _)| service.seen().keys.len() as u64).sum()
     }
 }
 
 impl Service {
-    pub fn name(&self) -> &'static str {
-        self.name
+    fn all(site: &Site) -> Result<[Arc<Self>; 2]> {
+        let new = |name, manner| {
+            Arc::new(Self {
+                name,
+                manner,
+                pool: site.pool.clone(),
+                schema: site.schema(),
+                prefix: site.prefix(),
+                seen: Mutex::default(),
+            })
+        };
+        Ok([new(BILLING, Manner::Dedups(site.inbox()?)), new(ANALYTICS, Manner::Plain)])
     }
 
-    pub fn url(&self) -> String {
-        format!("http://{}/", self.address)
+    pub fn name(&self) -> &'static str {
+        self.name
     }
 
     /// Its declared `ack`.

@@ -49,6 +49,11 @@ impl Bodies {
         Ok(Self { read })
     }
 
+    /// Those that were read.
+    pub fn all(&self) -> impl Iterator<Item = &Body> {
+        self.read.iter()
+    }
+
     /// The body of the n-th task.
     pub fn of(&self, n: u32) -> Body {
         match self.read.get(n as usize % self.read.len().max(1)) {

@@ -6,13 +6,16 @@
 
 mod consumers;
 pub mod embedded;
-mod input;
+pub(crate) mod input;
+pub mod parts;
 mod progress;
 mod relay;
 mod report;
+mod site;
 mod stage;
 mod workers;
 
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,7 +29,7 @@ use progress::Progress;
 use relay::Relay;
 pub use report::Report;
 use stage::Stage;
-use workers::Crew;
+use workers::{Crew, Until};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -48,6 +51,12 @@ pub struct DemoOptions {
     /// Stay after the report, with everything running, until Ctrl-C.
     #[arg(long)]
     pub keep: bool,
+    /// Be one part of a demo that runs as several services, on a database that they share.
+    #[arg(long, value_enum, conflicts_with = "keep")]
+    pub role: Option<parts::Role>,
+    /// Where the role http-consumer listens.
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS", requires = "role")]
+    pub listen: SocketAddr,
     /// A database of yours to run in; without one, a private PostgreSQL is started.
     #[arg(skip)]
     pub database_url: Option<SecretString>,
@@ -93,12 +102,12 @@ pub async fn run(options: DemoOptions, show: impl FnOnce(&Report)) -> Result<Rep
     let bodies = Arc::new(Bodies::load(options.payloads.as_deref())?);
     let tasks = options.tasks.get();
     let stage = Stage::set(options.database_url.as_ref()).await?;
-    let consumers = Consumers::start(&stage).await?;
+    let consumers = Consumers::start(&stage.site).await?;
     stage.declare(&consumers).await?;
     let mut relay = Relay::start(&stage)?;
-    workers::submit(&stage, tasks).await?;
+    workers::submit(&stage.site, &(0..tasks).collect::<Vec<_>>()).await?;
     let started = Instant::now();
-    let mut crew = Crew::start(&stage, &bodies);
+    let mut crew = Crew::start(&stage.site, &bodies, Until::NothingLeft);
     let mut progress = Progress::new(tasks);
     eprintln!("{tasks} tasks, {} workers, 2 consumers, 1 relay; {}", workers::WORKERS, stage.describe());
 
@@ -115,7 +124,7 @@ pub async fn run(options: DemoOptions, show: impl FnOnce(&Report)) -> Result<Rep
         }
         let stalled = last.1.elapsed() > STALLED;
         let all_there = crew.is_done() && received >= promised;
-        let (settled, open) = if all_there || stalled { stage.settled().await? } else { (0, 1) };
+        let (settled, open) = if all_there || stalled { stage.site.settled().await? } else { (0, 1) };
         if stalled || (open == 0 && relay.kills() as usize == KILL_AT.len()) {
             break open;
         }

@@ -22,7 +22,7 @@ pub struct Relay<'a> {
 impl<'a> Relay<'a> {
     /// `fencepost run`, from the very binary that runs the demo.
     pub fn start(stage: &'a Stage) -> Result<Self> {
-        let config = relay_config(&stage.folder, &stage.run)?;
+        let config = relay_config(&stage.folder, &stage.site.run)?;
         let child = spawn(stage, &config)?;
         Ok(Self { stage, config, child, kills: 0 })
     }

@@ -69,8 +69,8 @@ impl Report {
         unfinished: i64,
         took: Duration,
     ) -> Result<Self> {
-        let client = stage.database.connect().await?;
-        let run = format!("demo-{}-%", stage.run);
+        let client = stage.site.database.connect().await?;
+        let run = format!("demo-{}-%", stage.site.run);
         let (completions, late) = completions(&client, &run).await?;
         let (latency_p50_ms, latency_p99_ms, deliveries_per_second) = speed(&client, &run).await?;
         let (doubts, doubts_resolved) = doubts(&client, &run).await?;
@@ -86,17 +86,23 @@ impl Report {
             workers_killed: tally.killed(),
             workers_paused: tally.paused(),
             lease_losses_detected: tally.lease_losses(),
-            consumers: consumers.all().iter().map(|service| service.ledger()).collect(),
+            consumers: consumers.all().iter().map(|(service, _)| service.ledger()).collect(),
             deliveries_per_second,
             latency_p50_ms,
             latency_p99_ms,
-            check: check(&client, &stage.schema(), unfinished).await?,
+            check: check(&client, &stage.site.schema(), unfinished).await?,
         })
     }
 
     /// Whether everything that was promised happened, and nothing else.
     pub fn is_good(&self) -> bool {
-        let Check { promised, lost, unasked, not_applied, applied_twice, unfinished } = self.check;
+        self.check.is_good()
+    }
+}
+
+impl Check {
+    pub fn is_good(&self) -> bool {
+        let Self { promised, lost, unasked, not_applied, applied_twice, unfinished } = *self;
         promised > 0 && [lost, unasked, not_applied, applied_twice, unfinished] == [0; 5]
     }
 }
@@ -158,7 +164,7 @@ async fn speed(client: &Client, run: &str) -> Result<(f64, f64, f64)> {
     Ok((row.get(0), row.get(1), row.get(2)))
 }
 
-async fn check(client: &Client, schema: &str, unfinished: i64) -> Result<Check> {
+pub(super) async fn check(client: &Client, schema: &str, unfinished: i64) -> Result<Check> {
     let sql = "-- demo::check
                select (select count(*) from {schema}.promised),
                       (select count(*) from {schema}.promised p where not exists (
@@ -231,13 +237,19 @@ impl fmt::Display for Report {
             "speed         {:.1} s, {:.0} deliveries/s, commit to ledger p50 {:.0} ms, p99 {:.0} ms (kills included)",
             self.seconds, self.deliveries_per_second, self.latency_p50_ms, self.latency_p99_ms
         )?;
-        let Check { promised, lost, unasked, not_applied, applied_twice, unfinished } = self.check;
+        writeln!(f, "{}", self.check)
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { promised, lost, unasked, not_applied, applied_twice, unfinished } = self;
         writeln!(
             f,
             "checked       {promised} promised deliveries against the consumers' own ledgers, byte for byte: \
              unasked {unasked}, not applied {not_applied}, applied twice {applied_twice}, unfinished {unfinished}"
         )?;
-        writeln!(f, "lost {lost}")
+        write!(f, "lost {lost}")
     }
 }
 

@@ -4,7 +4,6 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use deadpool_postgres::Pool;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
@@ -12,23 +11,20 @@ use super::consumers::{ANALYTICS, BILLING, Consumers};
 use super::embedded::guardian::Guardian;
 use super::embedded::postgres::{Durability, PrivatePostgres};
 use super::relay::Relay;
+use super::site::Site;
 use super::{Error, Result};
-use crate::inbox::Inbox;
 use crate::store::audit::Reason;
 use crate::store::consumers::{self, StateChange};
 use crate::store::{Database, schema};
 
-const TABLES: &str = include_str!("stage.sql");
 /// How long a consumer may take to answer.
 pub const CONSUMER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Dropped, it removes the folder and ends the private server; [`Stage::strike`] also cleans up the database.
 pub struct Stage {
-    /// Names everything that belongs to this run: 8 hexadecimal digits.
-    pub run: String,
+    /// Its run is named by 8 hexadecimal digits.
+    pub site: Site,
     pub url: SecretString,
-    pub database: Database,
-    pub pool: Pool,
     pub folder: PathBuf,
     pub guardian: std::sync::Mutex<Guardian>,
     private: Option<PrivatePostgres>,
@@ -48,18 +44,10 @@ impl Stage {
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).map_err(what())?;
         let guardian = Guardian::new(&[&folder]).map_err(Error::io("cannot start sh"))?.into();
         let database = Database::new(&url, "fencepost-demo")?;
-        let pool = database.pool(24);
-        let stage = Self { run, url, database, pool, folder, guardian, private };
-        stage.prepare().await?;
-        Ok(stage)
-    }
-
-    async fn prepare(&self) -> Result<()> {
-        let mut client = self.database.connect().await?;
-        schema::migrate(&mut client).await?;
-        client.batch_execute(&format!("-- demo::stage\ncreate schema {}", self.schema())).await?;
-        client.batch_execute(&TABLES.replace("{schema}", &self.schema())).await?;
-        Ok(self.inbox()?.install(&client).await?)
+        schema::migrate(&mut database.connect().await?).await?;
+        let site = Site::new(run, database);
+        site.prepare().await?;
+        Ok(Self { site, url, folder, guardian, private })
     }
 
     /// Where the run happens, in a few words.
@@ -70,56 +58,22 @@ impl Stage {
         }
     }
 
-    /// The schema of everything that is not fencepost's.
-    pub fn schema(&self) -> String {
-        format!("fencepost_demo_{}", self.run)
-    }
-
-    /// The inbox of the consumer that has one.
-    pub fn inbox(&self) -> Result<Inbox> {
-        Ok(Inbox::new(&self.schema(), "demo")?)
-    }
-
-    /// The kind of this run's tasks, and the topic of their effects.
-    pub fn kind(&self) -> String {
-        format!("demo.{}", self.run)
-    }
-
-    /// The id of the n-th task.
-    pub fn task_id(&self, n: u32) -> String {
-        format!("demo-{}-{n}", self.run)
-    }
-
     /// Makes fencepost know the consumers, and subscribes them to the topic of this run.
     pub async fn declare(&self, consumers: &Consumers) -> Result<()> {
-        let client = self.database.connect().await?;
-        for consumer in consumers.all() {
+        let client = self.site.database.connect().await?;
+        for (consumer, url) in consumers.all() {
             let spec = json!({
                 "kind": "http",
-                "url": consumer.url(),
+                "url": url,
                 "ack": consumer.ack(),
                 "timeout": format!("{}s", CONSUMER_TIMEOUT.as_secs()),
-                "topics": [self.kind()],
+                "topics": [self.site.kind()],
             });
             client
                 .query("-- demo::declare\nselect fencepost.declare_consumer($1, $2)", &[&consumer.name(), &spec])
                 .await?;
         }
         Ok(())
-    }
-
-    /// How many deliveries have ended, and how many have not.
-    pub async fn settled(&self) -> Result<(i64, i64)> {
-        let client = self.pool.get().await.map_err(crate::store::Error::from)?;
-        let row = client
-            .query_one(
-                "-- demo::settled
-                 select count(settled_at), count(*) - count(settled_at)
-                 from fencepost.deliveries where key like $1",
-                &[&format!("demo-{}-%", self.run)],
-            )
-            .await?;
-        Ok((row.get(0), row.get(1)))
     }
 
     pub fn how_to_look_around(&self, relay: &Relay) -> String {
@@ -135,7 +89,7 @@ impl Stage {
              fencepost task {} --database-url '{url}'\n  \
              {bin}psql '{url}' -c 'select * from fencepost.deliveries limit 10'\n  \
              the relay's configuration and log: {}",
-            self.task_id(13),
+            self.site.task_id(13),
             relay.folder().display(),
         )
     }
@@ -144,10 +98,10 @@ impl Stage {
     /// server goes as a whole.
     pub async fn strike(self) -> Result<()> {
         if self.private.is_none() {
-            let mut client = self.database.connect().await?;
+            let mut client = self.site.database.connect().await?;
             let names = [BILLING, ANALYTICS].map(str::to_owned);
             consumers::change_state(&mut client, StateChange::Retire, &names, &reason()).await?;
-            client.batch_execute(&format!("-- demo::strike\ndrop schema {} cascade", self.schema())).await?;
+            client.batch_execute(&format!("-- demo::strike\ndrop schema {} cascade", self.site.schema())).await?;
         }
         Ok(())
     }

@@ -43,6 +43,14 @@ pub enum EdgeError {
         #[source]
         source: RequestError,
     },
+    #[error("consumer {consumer}: no broker {broker:?} is configured here; write [brokers.{broker}]")]
+    Broker { consumer: String, broker: String },
+    #[error("consumer {consumer}: its exchange or routing key cannot be used")]
+    Message {
+        consumer: String,
+        #[source]
+        source: super::amqp::message::Invalid,
+    },
     #[error(
         "consumer {consumer}: its HTTP client cannot be built (a machine without CA certificates? install ca-certificates)"
     )]

@@ -150,7 +150,7 @@ fn value(name: &HeaderName, text: &str) -> Result<HeaderValue, RequestError> {
 }
 
 /// The producer's trace with a span of our own (W3C Trace Context). `None`: it gave no valid parent.
-fn child_of(parent: &str) -> Option<String> {
+pub(super) fn child_of(parent: &str) -> Option<String> {
     let hex = |text: &str| text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let mut fields = parent.splitn(5, '-');
     let (version, trace, span, flags) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);

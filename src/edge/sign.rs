@@ -8,7 +8,25 @@ use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use rand::RngCore;
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
+
+/// What files of secrets hold now, to be compared with what they held before: a rotation needs no restart. Reveals
+/// nothing of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// Reads the files, blocking. One that cannot be read has a fingerprint as well.
+    pub fn of<'a>(files: impl IntoIterator<Item = &'a std::path::Path>) -> Self {
+        let mut digest = Sha256::new();
+        for file in files {
+            let held = std::fs::read(file).map_or_else(|error| error.to_string().into_bytes(), Into::into);
+            digest.update(held.len().to_be_bytes());
+            digest.update(held);
+        }
+        Self(digest.finalize().into())
+    }
+}
 
 const PREFIX: &str = "whsec_";
 const LENGTH: std::ops::RangeInclusive<usize> = 24..=64;

@@ -18,6 +18,7 @@ use super::lease::ShardLease;
 use super::options::BreakerOptions;
 use super::settle::{Next, Parking, Signal, outlived_retain};
 use super::settler::{Settlement, Verdict};
+use super::way::Way;
 use super::words::Words;
 use crate::edge::error::report;
 use crate::model::consumer::Ordering;
@@ -107,6 +108,7 @@ impl Dispatcher {
             park_after,
             gate,
             words: Words::default(),
+            way: Way::default(),
             lanes: HashMap::new(),
             attempts: JoinSet::new(),
             draining: false,
@@ -138,6 +140,7 @@ struct State {
     park_after: Duration,
     gate: Gate,
     words: Words,
+    way: Way,
     lanes: HashMap<Shard, (Arc<ShardLease>, Lane)>,
     attempts: JoinSet<(Class, Ended)>,
     draining: bool,
@@ -152,6 +155,7 @@ impl State {
             if self.draining && self.attempts.is_empty() {
                 return;
             }
+            let served = Arc::clone(&self.served);
             let pause = wake.unwrap_or_else(|| Instant::now() + Duration::from_secs(3_600));
             tokio::select! {
                 biased;
@@ -165,6 +169,7 @@ impl State {
                     None => self.drain(),
                 },
                 _ = sweep.tick() => self.sweep(),
+                () = served.edge.turned() => {}
                 () = tokio::time::sleep_until(pause), if wake.is_some() => {}
             }
         }
@@ -210,7 +215,11 @@ impl State {
             }
             Command::Serve(served) => {
                 self.gate.set_limits(served.consumer.concurrency, served.consumer.rate, Instant::now());
+                let before = self.ordering();
                 self.served = served;
+                if self.ordering() != before {
+                    self.reorder();
+                }
             }
             Command::Rooms(reply) => {
                 let _ = reply.send(self.rooms());
@@ -262,7 +271,15 @@ impl State {
     /// Starts what may start. Returns when to look again, where only time will open the gate.
     fn start_attempts(&mut self) -> Option<Instant> {
         let mut wake = None;
-        for class in [Class::Retry, Class::Fresh] {
+        if self.served.edge.shut().is_some() {
+            return None;
+        }
+        // The probe of an open breaker is not left to one that may fail by itself: it would hold up all others for ever.
+        let order = match self.gate.is_broken() {
+            true => [Class::Fresh, Class::Retry],
+            false => [Class::Retry, Class::Fresh],
+        };
+        for class in order {
             while let Some(shard) = self.lane_with(class) {
                 let other = if class == Class::Retry { Class::Fresh } else { Class::Retry };
                 let competing = if self.lane_with(other).is_some() { Competing::Yes } else { Competing::No };
@@ -279,8 +296,12 @@ impl State {
         wake
     }
 
-    /// The lane whose oldest delivery of this class came first.
+    /// The lane whose oldest delivery of this class came first; behind an open breaker the one with the retry least tried.
     fn lane_with(&self, class: Class) -> Option<Shard> {
+        if class == Class::Retry && self.gate.is_broken() {
+            let tried = self.lanes.iter().filter_map(|(shard, (_, lane))| Some((lane.least_tried()?, *shard)));
+            return tried.min().map(|(_, shard)| shard);
+        }
         self.lanes
             .iter()
             .filter_map(|(shard, (_, lane))| {
@@ -295,8 +316,10 @@ impl State {
     }
 
     fn start_one(&mut self, shard: Shard, class: Class) {
+        let broken = self.gate.is_broken();
         let taken = self.lanes.get_mut(&shard).and_then(|(_, lane)| match class {
             Class::Fresh => lane.next_fresh(),
+            Class::Retry if broken => lane.take_least_tried(),
             Class::Retry => lane.next_retry(),
         });
         let Some(delivery) = taken else {
@@ -422,6 +445,7 @@ impl State {
 
     /// What waits too long leaves its flight: its lane lags, and other consumers do not wait for it.
     fn sweep(&mut self) {
+        self.way.note(&self.served.consumer.name, self.served.edge.shut(), &self.shared.pool);
         let shut = self.gate.is_shut_for(self.park_after, Instant::now());
         let late: Vec<Shard> = self
             .lanes
@@ -453,7 +477,8 @@ impl State {
 
     fn rooms(&mut self) -> Rooms {
         let mut rooms = Rooms::default();
-        if self.draining || self.gate.is_shut_for(Duration::from_millis(500), Instant::now()) {
+        let shut = self.served.edge.shut().is_some();
+        if self.draining || shut || self.gate.is_shut_for(Duration::from_millis(500), Instant::now()) {
             return rooms;
         }
         let consumer = self.consumer_id();
@@ -486,6 +511,17 @@ impl State {
         self.fall_behind(shard);
         if let Some((_, lane)) = self.lanes.get_mut(&shard) {
             lane.drop_retries();
+        }
+    }
+
+    /// The lanes begin anew: what waits is left and read again, and the new order holds from here on.
+    fn reorder(&mut self) {
+        let ordering = self.ordering();
+        for shard in self.lanes.keys().copied().collect::<Vec<_>>() {
+            self.leave_queued(shard);
+            if let Some((_, lane)) = self.lanes.get_mut(&shard) {
+                lane.reorder(ordering);
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::health::Health;
 use super::options::Options;
 use super::{outage, run as one};
-use crate::edge::egress::EgressPolicy;
+use crate::edge::Reach;
 use crate::edge::error::report;
 use crate::store::history::{self, Pin};
 use crate::store::session::Session;
@@ -27,7 +27,7 @@ const SAY_EVERY: u32 = 50;
 pub async fn run(
     database: Database,
     options: Options,
-    egress: EgressPolicy,
+    reach: Reach,
     health: Arc<Health>,
     stop: CancellationToken,
 ) -> Result<()> {
@@ -43,7 +43,7 @@ pub async fn run(
             })
         };
         let ended =
-            one::run(database.pinned(pin), options.clone(), egress.clone(), Arc::clone(&health), ending, over.clone())
+            one::run(database.pinned(pin), options.clone(), reach.clone(), Arc::clone(&health), ending, over.clone())
                 .await;
         watch.abort();
         ended?;

@@ -119,6 +119,16 @@ impl Lane {
         self.retries.pop_front()
     }
 
+    /// The retry that was attempted least, and how often: the one that says most about the consumer, least about itself.
+    pub fn least_tried(&self) -> Option<u32> {
+        self.retries.iter().map(|delivery| delivery.trouble.attempts).min()
+    }
+
+    pub fn take_least_tried(&mut self) -> Option<Delivery> {
+        let (at, _) = self.retries.iter().enumerate().min_by_key(|(_, delivery)| delivery.trouble.attempts)?;
+        self.retries.remove(at)
+    }
+
     /// A delivery ended: its key is free for the next.
     pub fn ended(&mut self, key: Option<&str>, was_parked: WasParked) {
         let Some(text) = key else { return };
@@ -204,6 +214,13 @@ impl Lane {
 
     pub fn oldest_retry(&self) -> Option<tokio::time::Instant> {
         self.retries.front().map(|delivery| delivery.since)
+    }
+
+    /// The consumer orders otherwise from now on. The queues must be empty.
+    pub fn reorder(&mut self, ordering: Ordering) {
+        self.ordering = ordering;
+        self.keys.clear();
+        self.stamp();
     }
 
     /// Deliveries from the parking lot keep their rows and are brought again.

@@ -49,11 +49,11 @@ impl ShardLease {
         self.deadline.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Moves the deadline of a lease that was not lost.
+    /// Moves the deadline of a lease that was not lost. One whose deadline has passed meanwhile is lost, though the
+    /// database may have renewed it in time: what came due in between was dropped.
     pub fn extend(&self, until: Instant) {
-        if let Some(deadline) = self.deadline.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            *deadline = until;
-        }
+        let mut deadline = self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
+        *deadline = deadline.filter(|deadline| Instant::now() < *deadline).map(|_| until);
     }
 
     /// Ends the lease for good: what is still in hand under it is dropped, its facts are kept.

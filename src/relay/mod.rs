@@ -22,14 +22,18 @@ pub mod lease;
 pub mod loader;
 pub mod options;
 pub mod outage;
+mod overdue;
 pub mod reader;
 pub mod reconciler;
+pub mod replies;
 pub mod retention;
 pub mod retry;
 pub mod router;
 pub mod run;
 pub mod settle;
 pub mod settler;
+mod unflushed;
+mod way;
 pub mod words;
 
 pub use health::Health;

@@ -1,6 +1,7 @@
 //! Which dispatcher serves which consumer, and keeping it as the database says, within a second.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,10 +17,11 @@ use super::lease::ShardLease;
 use super::options::BreakerOptions;
 use super::settler::{Settlement, Verdict};
 use super::{attempt, outage};
-use crate::edge::Edge;
-use crate::edge::egress::EgressPolicy;
+use crate::edge::amqp::token::AckKey;
 use crate::edge::error::report;
-use crate::model::consumer::{ConsumerEntry, Ordering};
+use crate::edge::sign::Fingerprint;
+use crate::edge::{Edge, Reach};
+use crate::model::consumer::{Consumer, ConsumerEntry, Ordering};
 use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::token::Waiting;
 use crate::store::gates::ConsumerState;
@@ -32,7 +34,8 @@ const REFRESH_EVERY: Duration = Duration::from_secs(1);
 
 pub struct Router {
     shared: Shared,
-    egress: EgressPolicy,
+    reach: Reach,
+    keys: Arc<AckKey>,
     park_after: Duration,
     breaker: BreakerOptions,
     table: Mutex<Table>,
@@ -51,15 +54,18 @@ struct Table {
 
 struct Entry {
     known: ConsumerState,
-    /// `None` while its declaration or secret cannot be used.
+    /// Of its secrets when its edge was built, or could not be.
+    secrets: Fingerprint,
+    /// `None` until its declaration and its secrets can be used.
     dispatcher: Option<Dispatcher>,
 }
 
 impl Router {
-    pub fn new(shared: Shared, egress: EgressPolicy, park_after: Duration, breaker: BreakerOptions) -> Self {
+    pub fn new(shared: Shared, reach: Reach, keys: Arc<AckKey>, park_after: Duration, breaker: BreakerOptions) -> Self {
         Self {
             shared,
-            egress,
+            reach,
+            keys,
             park_after,
             breaker,
             table: Mutex::default(),
@@ -101,6 +107,13 @@ impl Router {
     pub fn dispatchers(&self) -> Vec<(ConsumerId, Dispatcher)> {
         let table = self.table();
         table.dispatchers.iter().filter_map(|(id, entry)| Some((*id, entry.dispatcher.clone()?))).collect()
+    }
+
+    /// The consumers served now, as they are declared.
+    pub fn consumers(&self) -> Vec<Consumer> {
+        let table = self.table();
+        let served = table.dispatchers.values().filter(|entry| entry.dispatcher.is_some());
+        served.filter_map(|entry| declared(&entry.known).ok()).collect()
     }
 
     /// A shard is ours: every lane begins, before anything of the shard is read.
@@ -160,25 +173,29 @@ impl Router {
     pub async fn refresh(&self, client: &tokio_postgres::Client) -> store::Result<()> {
         let asked = Instant::now();
         for state in gates::states(client).await? {
-            let shared_state = Command::State { asked, paused: state.paused, shut_for: state.shut_for };
+            let (paused, shut_for) = (state.paused, state.shut_for);
+            let shared_state = || Command::State { asked, paused, shut_for };
+            let secrets = Fingerprint::of(secret_files(&state.spec));
             let known =
-                self.table().dispatchers.get(&state.id).map(|e| (e.known.spec == state.spec, e.dispatcher.clone()));
+                self.table().dispatchers.get(&state.id).map(|entry| {
+                    (entry.known.spec == state.spec && entry.secrets == secrets, entry.dispatcher.clone())
+                });
             match known {
-                Some((true, Some(dispatcher))) => dispatcher.tell(shared_state),
-                // A secret may have been put right meanwhile: it is tried again.
-                Some((_, dispatcher)) => self.serve(client, state, dispatcher, asked).await?,
-                None => self.serve(client, state, None, asked).await?,
+                Some((true, dispatcher)) => dispatcher.iter().for_each(|dispatcher| dispatcher.tell(shared_state())),
+                Some((false, dispatcher)) => self.serve(client, state, dispatcher, secrets, asked).await?,
+                None => self.serve(client, state, None, secrets, asked).await?,
             }
         }
         Ok(())
     }
 
-    /// Starts or changes a consumer's dispatcher by its declaration.
+    /// Starts or changes a consumer's dispatcher by its declaration and its secrets.
     async fn serve(
         &self,
         client: &tokio_postgres::Client,
         state: ConsumerState,
         running: Option<Dispatcher>,
+        secrets: Fingerprint,
         asked: Instant,
     ) -> store::Result<()> {
         let _joining = self.roster.lock().await;
@@ -186,12 +203,12 @@ impl Router {
         let served = match self.build(&state) {
             Ok(served) => served,
             Err(why) => {
-                let new = self.table().dispatchers.get(&state.id).is_none_or(|entry| entry.known.spec != state.spec);
-                if new {
-                    alarms::raise(client, alarms::Alarm::ConsumerUnusable, &state.name, &why).await?;
+                alarms::raise(client, alarms::Alarm::ConsumerUnusable, &state.name, &why).await?;
+                // What runs goes on with the declaration that worked, until either changes again.
+                if let Some(dispatcher) = &running {
+                    dispatcher.tell(command);
                 }
-                // What runs goes on with the declaration that worked.
-                self.table().dispatchers.insert(state.id, Entry { known: state, dispatcher: running });
+                self.table().dispatchers.insert(state.id, Entry { known: state, secrets, dispatcher: running });
                 return Ok(());
             }
         };
@@ -204,7 +221,7 @@ impl Router {
             None => self.start(client, &state, served).await?,
         };
         dispatcher.tell(command);
-        self.table().dispatchers.insert(state.id, Entry { known: state, dispatcher: Some(dispatcher) });
+        self.table().dispatchers.insert(state.id, Entry { known: state, secrets, dispatcher: Some(dispatcher) });
         Ok(())
     }
 
@@ -230,12 +247,8 @@ impl Router {
     }
 
     fn build(&self, state: &ConsumerState) -> Result<Served, String> {
-        let entry: ConsumerEntry = serde_json::from_value(state.spec.clone()).map_err(|error| error.to_string())?;
-        let consumer = entry.check(state.id).map_err(|faults| {
-            let faults = faults.iter().map(|fault| format!("{}: {}; write {}", fault.key, fault.wrong, fault.write));
-            faults.collect::<Vec<_>>().join("; ")
-        })?;
-        let edge = Edge::new(&consumer, &self.egress).map_err(|error| report(&error))?;
+        let consumer = declared(state)?;
+        let edge = Edge::new(&consumer, &self.reach, &self.keys).map_err(|error| report(&error))?;
         Ok(Served { consumer, edge })
     }
 
@@ -256,6 +269,20 @@ impl Router {
             }
         }
     }
+}
+
+/// The consumer a declaration makes.
+fn declared(state: &ConsumerState) -> Result<Consumer, String> {
+    let entry: ConsumerEntry = serde_json::from_value(state.spec.clone()).map_err(|error| error.to_string())?;
+    entry.check(state.id).map_err(|faults| {
+        let faults = faults.iter().map(|fault| format!("{}: {}; write {}", fault.key, fault.wrong, fault.write));
+        faults.collect::<Vec<_>>().join("; ")
+    })
+}
+
+/// The files a declaration reads its secrets from. What comes from the environment cannot change.
+fn secret_files(spec: &serde_json::Value) -> impl Iterator<Item = &Path> {
+    ["secret_file", "previous_secret_file"].into_iter().filter_map(|key| spec.get(key)?.as_str()).map(Path::new)
 }
 
 /// Keeps the consumers as the database says until `stop`.

@@ -20,11 +20,13 @@ use super::options::Options;
 use super::outage;
 use super::reader::Reader;
 use super::reconciler::Reconciler;
+use super::replies::Replies;
 use super::retention;
 use super::router::{self, Router};
 use super::settler::Settler;
-use crate::edge::egress::EgressPolicy;
-use crate::store::{Database, Result, schema};
+use crate::edge::Reach;
+use crate::edge::amqp::token::AckKey;
+use crate::store::{Database, Result, replies, schema};
 
 /// Connections for calls that keep no session state.
 const POOL_SIZE: usize = 4;
@@ -40,7 +42,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 pub async fn run(
     database: Database,
     options: Options,
-    egress: EgressPolicy,
+    reach: Reach,
     health: Arc<Health>,
     stop: CancellationToken,
     over: CancellationToken,
@@ -48,6 +50,8 @@ pub async fn run(
     let relay = Uuid::now_v7();
     let Some(session) = outage::reconnect(&database, "relay", &stop).await else { return Ok(()) };
     schema::check(session.client()).await?;
+    let identity = replies::identity(session.client()).await?;
+    let keys = Arc::new(AckKey::new(identity.deployment, identity.secret));
     let now = session.client().query_one("-- store::now\nselect clock_timestamp()", &[]).await?.get(0);
     tracing::info!(%relay, name = %options.name, version = env!("CARGO_PKG_VERSION"), "relay starts");
 
@@ -62,7 +66,13 @@ pub async fn run(
         suspects: Arc::new(Semaphore::new(1)),
         abandon: over.child_token(),
     };
-    let router = Arc::new(Router::new(shared.clone(), egress, options.park_after, options.breaker.clone()));
+    let router = Arc::new(Router::new(
+        shared.clone(),
+        reach.clone(),
+        Arc::clone(&keys),
+        options.park_after,
+        options.breaker.clone(),
+    ));
     router.refresh(session.client()).await?;
     drop(session);
 
@@ -112,13 +122,22 @@ pub async fn run(
     let loading = tokio::spawn(loader.run(stop.clone()));
     let reconciler = Reconciler { pool: shared.pool.clone(), router: Arc::clone(&router), reached: HashMap::new() };
     let reconciling = tokio::spawn(reconciler.run(stop.clone()));
+    let replies = Replies {
+        database: database.clone(),
+        router: Arc::clone(&router),
+        reach,
+        keys,
+        retry: options.retry.clone(),
+        bell: Arc::clone(&bell),
+    };
+    let replying = tokio::spawn(replies.run(stop.clone()));
     let retaining = tokio::spawn(retention::run(database.clone(), stop.clone()));
     let watching = tokio::spawn(router::watch(Arc::clone(&router), database.clone(), stop.clone()));
     let listening = tokio::spawn(doorbell::keep(bell, Arc::clone(&router), database, stop.clone()));
 
     stop.cancelled().await;
     tracing::info!(grace = ?options.shutdown_grace, "relay stops: no new flights, what is out is waited for");
-    for task in [reading, loading, reconciling, retaining, watching, listening] {
+    for task in [reading, loading, reconciling, replying, retaining, watching, listening] {
         finish(task, "a task").await;
     }
     if tokio::time::timeout(options.shutdown_grace, router.drain()).await.is_err() {

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::delivery::{Delivery, Flight, FlightKind, Origin};
 use super::doorbell::Doorbell;
 use super::outage;
+use super::unflushed::{ASK_EVERY, Unflushed};
 use crate::edge::error::report;
 use crate::failpoint;
 use crate::model::key::FlightSeq;
@@ -71,7 +72,7 @@ impl Settler {
         abandon: CancellationToken,
     ) -> (Self, tokio::task::JoinHandle<()>) {
         let (sender, entries) = mpsc::unbounded_channel();
-        let writer = Writer { database, relay, bell, abandon, session: None };
+        let writer = Writer { database, relay, bell, abandon, session: None, unflushed: Unflushed::default() };
         (Self(sender), tokio::spawn(writer.run(entries)))
     }
 
@@ -105,18 +106,31 @@ impl Settler {
     }
 }
 
+/// Over a new connection, what a crash may have forgotten comes first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Connection {
+    Known,
+    New,
+}
+
 struct Writer {
     database: Database,
     relay: Uuid,
     bell: Arc<Doorbell>,
     abandon: CancellationToken,
     session: Option<Session>,
+    unflushed: Unflushed,
 }
 
 impl Writer {
     async fn run(mut self, mut entries: mpsc::UnboundedReceiver<Entry>) {
         let mut group = Vec::with_capacity(BATCH_MAX);
-        while entries.recv_many(&mut group, BATCH_MAX).await > 0 {
+        loop {
+            tokio::select! {
+                received = entries.recv_many(&mut group, BATCH_MAX) => if received == 0 { break },
+                // Until all is on disk, the connection's end must not go unnoticed.
+                () = tokio::time::sleep(ASK_EVERY), if !self.unflushed.is_empty() => {}
+            }
             self.write(std::mem::take(&mut group)).await;
             group.reserve(BATCH_MAX);
             if self.abandon.is_cancelled() {
@@ -128,12 +142,16 @@ impl Writer {
     /// Writes one group, however long it takes, then lets go of what it settled.
     async fn write(&mut self, group: Vec<Entry>) {
         let batch = batch_of(&group);
-        failpoint::reach("settle", &[]).await;
+        if !batch.facts.is_empty() {
+            failpoint::reach("settle", &[]).await;
+        }
         match self.persist(&batch).await {
             Some(Ok(refused)) => {
-                if !batch.parks.is_empty() || !batch.advances.is_empty() {
+                // What leaves the parking lot may have released the next of its key.
+                if !batch.parks.is_empty() || !batch.unpark.is_empty() || !batch.advances.is_empty() {
                     self.bell.parked.notify_one();
                 }
+                self.unflushed.committed(batch);
                 release(group, &refused);
             }
             Some(Err(error)) if group.len() > 1 => {
@@ -151,16 +169,11 @@ impl Writer {
     /// `None` where the relay was told to end before the database came back.
     async fn persist(&mut self, batch: &Batch) -> Option<Result<Refused, crate::store::Error>> {
         loop {
-            let mut session = match self.session.take() {
-                Some(session) => session,
-                None => outage::reconnect(&self.database, "settler", &self.abandon).await?,
+            let (mut session, connection) = match self.session.take() {
+                Some(session) => (session, Connection::Known),
+                None => (outage::reconnect(&self.database, "settler", &self.abandon).await?, Connection::New),
             };
-            let written = if batch.is_empty() {
-                Ok(Refused::default())
-            } else {
-                settle::write(&mut session, batch, self.relay).await
-            };
-            match written {
+            match self.persist_over(&mut session, connection, batch).await {
                 Err(error) if error.is_disconnect() => {
                     tracing::debug!(error = %report(&error), "outcomes wait for the database");
                 }
@@ -169,6 +182,31 @@ impl Writer {
                     return Some(written);
                 }
             }
+        }
+    }
+
+    async fn persist_over(
+        &mut self,
+        session: &mut Session,
+        connection: Connection,
+        batch: &Batch,
+    ) -> Result<Refused, crate::store::Error> {
+        if connection == Connection::New {
+            settle::commit_lazily(session).await?;
+            for batch in self.unflushed.again() {
+                match settle::write(session, batch, self.relay).await {
+                    Err(error) if error.is_disconnect() => return Err(error),
+                    Err(error) => tracing::error!(error = %report(&error), "outcomes could not be written again"),
+                    Ok(_) => {}
+                }
+            }
+        }
+        if self.unflushed.wants_to_know() || (batch.is_empty() && !self.unflushed.is_empty()) {
+            self.unflushed.reached(settle::wal(session).await?);
+        }
+        match batch.is_empty() {
+            true => Ok(Refused::default()),
+            false => settle::write(session, batch, self.relay).await,
         }
     }
 
@@ -234,6 +272,10 @@ fn batch_of(group: &[Entry]) -> Batch {
             FlightKind::Log => batch.closes.push(landed.close()),
             FlightKind::Page => batch.advances.push(landed.advance()),
         }
+    }
+    // Ranges move on: what was written of them cannot be written again later.
+    if !batch.lags.is_empty() || !batch.advances.is_empty() {
+        batch.durability = Durability::Flushed;
     }
     batch
 }

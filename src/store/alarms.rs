@@ -17,6 +17,12 @@ pub enum Alarm {
     ConsumerUnusable,
     /// A delivery's outcome could not be written.
     Unwritable,
+    /// Nothing can be sent to a consumer: its broker is away or blocks.
+    EdgeShut,
+    /// A consumer said two things about one key that cannot both be true. The success stands.
+    AckConflict,
+    /// Replies over AMQP cannot be read.
+    RepliesUnread,
     /// What is older than the retention cannot be dropped.
     Retention,
 }
@@ -29,6 +35,9 @@ impl Alarm {
             Self::Poison => "poison",
             Self::ConsumerUnusable => "consumer_unusable",
             Self::Unwritable => "unwritable",
+            Self::EdgeShut => "edge_shut",
+            Self::AckConflict => "ack_conflict",
+            Self::RepliesUnread => "replies_unread",
             Self::Retention => "retention",
         }
     }

@@ -34,7 +34,8 @@ pub async fn left_open(client: &Client, shard: Shard, epoch: ShardEpoch) -> Resu
 
 /// Closes one flight of a predecessor as `lost` and parks each of its deliveries that has neither fact nor parked row.
 ///
-/// At a `retry` edge such a delivery has an attempt `lost` and is tried again. A `hold` edge is put in doubt only
+/// At a `retry` edge such a delivery has an attempt `lost` and is tried again; so has one behind another of its key,
+/// whose outcome may have been lost with the relay before it was written. A `hold` edge is put in doubt only
 /// where its attempt had a start row of its own: the flight alone does not say that anything left. What is scheduled for
 /// later was not tried and waits for its time.
 pub async fn close_lost(client: &Client, shard: Shard, seq: FlightSeq, epoch: ShardEpoch) -> Result<Swept> {
@@ -67,7 +68,7 @@ with guard as (
     from missing m
 ), told as (
     select t.id, t.shard, t.consumer_id, t.relay, t.ordering_key, t.hold, t.started, t.due_at, t.waits,
-           t.started or (not t.hold and not t.waits and t.due_at is null) as tried
+           t.started or (not t.hold and t.due_at is null) as tried
     from turn t
 ), ended as (
     insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, relay, token)

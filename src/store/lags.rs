@@ -128,7 +128,7 @@ with held as (
     from owed o
 ), told as (
     select t.id, t.shard, t.consumer_id, t.relay, t.ordering_key, t.hold, t.started, t.waits,
-           t.started or (not t.hold and not t.waits) as tried
+           t.started or not t.hold as tried
     from turn t
 ), ended as (
     insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, relay, token)

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use tokio_postgres::Transaction;
+use tokio_postgres::{Client, Transaction};
 use uuid::Uuid;
 
 use super::Result;
@@ -137,7 +137,7 @@ pub enum Durability {
     Flushed,
 }
 
-/// The claims of a batch that were refused, because the shard has another owner or a fact was there already.
+/// The claims of a batch that were refused, because the shard has another owner or, for a start, a fact was there already.
 #[derive(Default, Debug)]
 pub struct Refused {
     pub parks: Vec<DeliveryId>,
@@ -167,6 +167,31 @@ impl Batch {
             && self.lags.is_empty()
             && self.advances.is_empty()
     }
+}
+
+/// How far the database's log is written, and how far it is on disk, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Wal {
+    pub inserted: u64,
+    pub flushed: u64,
+}
+
+/// From now on commits of this session are answered before they are on disk, but for those that ask for it.
+pub async fn commit_lazily(session: &Session) -> Result<()> {
+    session.client().batch_execute("-- store::commit_lazily\nset synchronous_commit = off").await?;
+    Ok(())
+}
+
+pub async fn wal(session: &Session) -> Result<Wal> {
+    let statement = session
+        .prepared(
+            "-- store::wal
+             select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint, pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint",
+        )
+        .await?;
+    let row = session.client().query_one(&statement, &[]).await?;
+    let at = |n: usize| row.get::<_, i64>(n).max(0).unsigned_abs();
+    Ok(Wal { inserted: at(0), flushed: at(1) })
 }
 
 /// Writes a batch: all of it or nothing. May be repeated after an error whose cause was the connection: a start that
@@ -208,7 +233,29 @@ pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<
         unpark(&tx, &batch.unpark).await?;
     }
     tx.commit().await?;
+    let unacked: Vec<DeliveryId> =
+        batch.parks.iter().filter(|park| park.state == Waiting::Unacked).map(|park| park.delivery).collect();
+    if !unacked.is_empty() {
+        drop_settled(session.client(), &unacked).await?;
+    }
     Ok(refused)
+}
+
+/// Removes the parked rows of deliveries that have a fact. A row and a fact that were committed at the same moment did
+/// not see each other: whoever of the two writes calls this after its commit, and the later one finds both.
+pub async fn drop_settled(client: &Client, rows: &[DeliveryId]) -> Result<u64> {
+    let effects: Vec<i64> = rows.iter().map(|d| d.effect.0).collect();
+    let consumers: Vec<i32> = rows.iter().map(|d| d.consumer.0).collect();
+    let removed = client
+        .execute(
+            "-- store::drop_settled
+             delete from fencepost.parked p using unnest($1::bigint[], $2::integer[]) as d (effect_id, consumer_id)
+             where p.effect_id = d.effect_id and p.consumer_id = d.consumer_id and not p.replay
+               and exists (select 1 from fencepost.ledger l where l.effect_id = d.effect_id and l.consumer_id = d.consumer_id)",
+            &[&effects, &consumers],
+        )
+        .await?;
+    Ok(removed)
 }
 
 const FACTS: &str = "-- store::settle
@@ -410,7 +457,7 @@ with wanted as (
 ), held as (
     select s.shard, s.epoch from fencepost.shards s
     where (s.shard, s.epoch) in (select shard, epoch from wanted) for key share
-)
+), parked as (
 insert into fencepost.parked as p (effect_id, consumer_id, shard, ordering_key, state, attempts, next_attempt_at, reason, refusals,
                                    first_failed_at, first_doubt_at, in_progress_since, retain_seconds, sent)
 select w.effect_id, w.consumer_id, w.shard, w.ordering_key, w.state, w.attempts,
@@ -428,7 +475,13 @@ on conflict (effect_id, consumer_id) do update set
                           then null else coalesce(p.first_doubt_at, excluded.first_doubt_at) end,
     in_progress_since = case when (select w.progress from wanted w where w.effect_id = p.effect_id and w.consumer_id = p.consumer_id) = 2
                           then null else coalesce(p.in_progress_since, excluded.in_progress_since) end
-returning p.effect_id, p.consumer_id",
+returning p.effect_id, p.consumer_id
+)
+select effect_id, consumer_id from parked
+union
+-- A reply overtook its confirm: the delivery has ended, and needs no row.
+select w.effect_id, w.consumer_id from wanted w
+where exists (select 1 from fencepost.ledger l where l.effect_id = w.effect_id and l.consumer_id = w.consumer_id)",
             &[
                 &effects, &consumers, &shards, &epochs, &keys, &states, &attempts, &due, &reasons, &refusals, &moments[0],
                 &moments[1], &moments[2], &retains, &sent,

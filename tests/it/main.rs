@@ -3,13 +3,17 @@
 
 mod support;
 
+mod amqp;
 mod cli;
 mod demo;
+mod docs;
 mod embedded;
+mod examples;
 mod http;
 mod inbox;
 mod keep;
 mod producer;
+mod readme;
 mod relay;
 mod sql;
 mod truth;

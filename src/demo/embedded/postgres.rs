@@ -212,7 +212,8 @@ impl PrivatePostgres {
         self.folder.join("data")
     }
 
-    fn log(&self) -> PathBuf {
+    /// Where the server writes what it has to say.
+    pub fn log(&self) -> PathBuf {
         self.folder.join("server.log")
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Moments are text in the session's time zone, lengths of time are seconds.
 
+pub mod backlog;
 pub mod deliveries;
 pub mod effect;
 pub mod installation;

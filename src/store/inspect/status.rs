@@ -252,7 +252,8 @@ async fn settled(tx: &Transaction<'_>) -> Result<Vec<(ConsumerId, i64)>> {
 /// How far back open flights are looked for: a relay's are bounded in bytes and lie at the end.
 const FLIGHTS_BACK: i64 = 500;
 
-async fn flights(tx: &Transaction<'_>) -> Result<OpenFlights> {
+/// Flights that are open, read in the caller's transaction.
+pub async fn flights(tx: &Transaction<'_>) -> Result<OpenFlights> {
     let row = tx
         .query_one(
             "-- store::open_flights

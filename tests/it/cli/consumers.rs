@@ -93,3 +93,33 @@ async fn a_retired_consumer_stays_retired_until_it_is_resumed() {
     client.batch_execute(emit).await.unwrap();
     assert_eq!(topics(&db).await, ["t"]);
 }
+
+#[tokio::test]
+async fn a_rotated_secret_leaves_the_present_one_as_the_previous() {
+    let db = TestDb::new().await;
+    let folder = std::env::temp_dir().join(format!("{}.rotate", db.name()));
+    std::fs::create_dir(&folder).unwrap();
+    let (secret, previous) = (folder.join("secret"), folder.join("previous"));
+    let first = fencepost(&db, NOTHING, &["secret", "new"]).await.1;
+    std::fs::write(&secret, &first).unwrap();
+    std::fs::write(&previous, &first).unwrap();
+    let keys = format!("secret_file = '{}'\nprevious_secret_file = '{}'\n", secret.display(), previous.display());
+    assert_eq!(apply(&db, &format!("{}{keys}", http_consumer("a"))).await.0, 0);
+
+    let (code, out, _) = fencepost(&db, NOTHING, &["consumers", "rotate", "a"]).await;
+    assert!(code == 2 && out.contains("both signatures"), "a preview alone: {out}");
+    assert_eq!(std::fs::read_to_string(&secret).unwrap(), first);
+
+    assert_eq!(change(&db, &["rotate", "a"]).await.0, 0);
+    let second = std::fs::read_to_string(&secret).unwrap();
+    assert!(second.starts_with("whsec_") && second != first);
+    assert_eq!(change(&db, &["rotate", "a"]).await.0, 0);
+    assert_eq!(std::fs::read_to_string(&previous).unwrap(), second);
+    let audited = "select count(*) from fencepost.audit_log where action = 'consumers rotate' and object = 'a'";
+    assert_eq!(db.client().await.query_one(audited, &[]).await.unwrap().get::<_, i64>(0), 2);
+
+    assert_eq!(apply(&db, &format!("revision = 2\n{}", http_consumer("a"))).await.0, 0);
+    let (code, _, err) = fencepost(&db, NOTHING, &["consumers", "rotate", "a"]).await;
+    assert!(code == 2 && err.contains("has no secret_file"), "{err}");
+    std::fs::remove_dir_all(folder).unwrap();
+}

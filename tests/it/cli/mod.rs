@@ -1,5 +1,6 @@
 //! The commands, each run as the real binary against a real database.
 
+mod audit;
 mod change;
 mod consumers;
 mod deliveries;

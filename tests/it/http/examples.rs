@@ -1,7 +1,6 @@
 //! The example consumers, each run as it is and put through the same script: applied once, whatever arrives.
 
-use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 
 use fencepost::edge::sign::Secret;
 use fencepost::inbox::{Inbox, Verdict};
@@ -12,59 +11,30 @@ use tokio::process::{Child, Command};
 
 use super::*;
 use crate::support::db::TestDb;
+use crate::support::languages;
 
 #[tokio::test]
 async fn the_rust_consumer_survives_the_script() {
-    // target/<profile>/deps/it-... beside target/<profile>/examples/consumer, which `cargo test` builds as well.
-    let this = std::env::current_exe().expect("a path");
-    let example = this.ancestors().nth(2).expect("a target folder").join("examples/consumer");
-    assert!(example.exists(), "{} is missing: cargo build --example consumer", example.display());
-    script(Command::new(example)).await;
+    script(languages::rust("consumer")).await;
 }
 
 #[tokio::test]
 async fn the_python_consumer_survives_the_script() {
-    let venv = scratch("venv");
-    let python = venv.join("bin/python");
-    let requirements = consumers().join("requirements.txt");
-    if !venv.join("ready").exists() {
-        finish(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv)).await;
-        finish(Command::new(&python).args(["-m", "pip", "install", "--quiet", "-r"]).arg(&requirements)).await;
-        std::fs::write(venv.join("ready"), "").expect("a writable target folder");
-    }
-    let mut command = Command::new(python);
-    command.arg(consumers().join("consumer.py"));
+    let mut command = Command::new(languages::python().await);
+    command.arg(languages::repository("examples/consumers/consumer.py"));
     script(command).await;
 }
 
 #[tokio::test]
 async fn the_node_consumer_survives_the_script() {
-    // Node looks for packages beside and above the file it runs: a copy of the tree's shape keeps the sources clean.
-    let root = scratch("node");
-    let folder = root.join("examples/consumers");
-    std::fs::create_dir_all(&folder).expect("a writable target folder");
-    std::fs::create_dir_all(root.join("src/inbox")).expect("a writable target folder");
-    for file in [
-        "examples/consumers/consumer.mjs",
-        "examples/consumers/package.json",
-        "examples/consumers/package-lock.json",
-        "src/inbox/schema.sql",
-    ] {
-        std::fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join(file), root.join(file)).expect(file);
-    }
-    if !folder.join("node_modules/pg").exists() {
-        finish(Command::new("npm").args(["ci", "--silent", "--no-audit", "--no-fund"]).current_dir(&folder)).await;
-    }
-    let mut command = Command::new("node");
-    command.arg(folder.join("consumer.mjs"));
-    script(command).await;
+    script(languages::node("examples/consumers/consumer.mjs", &["src/inbox/schema.sql"]).await).await;
 }
 
 /// The duplicate, stale and conflict script of contract section 4, over the product's own edge.
 async fn script(command: Command) {
     let db = TestDb::empty().await;
     let secret = Secret::generate();
-    let file = scratch(&format!("secret-{}", db.name()));
+    let file = languages::scratch(&format!("secret-{}", db.name()));
     std::fs::write(&file, secret.printed().expose_secret()).expect("a writable target folder");
     let (_consumer, address) = listening(command, &db, &secret).await;
     let signing = edge(&format!("http://{address}/"), &format!("secret_file = '{}'", file.display()));
@@ -138,21 +108,4 @@ async fn listening(mut command: Command, db: &TestDb, secret: &Secret) -> (Child
         }
     });
     (child, address)
-}
-
-fn consumers() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/consumers")
-}
-
-/// A place under the target folder that outlives the run: packages are fetched once.
-fn scratch(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("consumers");
-    std::fs::create_dir_all(&folder).expect("a writable target folder");
-    folder.join(name)
-}
-
-async fn finish(command: &mut Command) {
-    let Output { status, stdout, stderr } = command.output().await.unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    let said = [stdout, stderr].concat();
-    assert!(status.success(), "{command:?}: {status}\n{}", String::from_utf8_lossy(&said));
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{Relay, all_settled, declare, emit_many};
 use crate::support::db::TestDb;
-use crate::support::fault_proxy::FaultProxy;
+use crate::support::postgres_proxy::PostgresProxy;
 use crate::support::receiver::Receiver;
 use crate::support::{PATIENCE, eventually};
 
@@ -76,7 +76,7 @@ async fn behind_a_pooler_that_swallows_notifications_the_relay_polls() {
     let client = db.client().await;
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;
-    let (proxy, url) = FaultProxy::before_postgres(db.url()).await;
+    let (proxy, url) = PostgresProxy::before_postgres(db.url()).await;
     proxy.swallow_notifications();
     let mut relay = Relay::at(&url).set("relay.sleep_after", "1ms").set("relay.poll_max", NEVER).start();
     relay.says("the relay will poll").await;

@@ -139,7 +139,12 @@ async fn nothing_a_relay_does_scans_the_log() {
     let before = scans().await;
 
     // Pages, retries, a takeover with open flights and interrupted attempts.
-    let relay = Relay::of(&db).short_leases().set("relay.flight_deliveries", "7");
+    // The breaker would keep the retries back that this test is about.
+    let relay = Relay::of(&db)
+        .short_leases()
+        .set("relay.flight_deliveries", "7")
+        .set("breaker.consecutive", "100000")
+        .set("breaker.ratio_of", "100000");
     let faulty = Arc::new(AtomicBool::new(true));
     let still = Arc::clone(&faulty);
     receiver.choose(move |request| match request.attempt() {

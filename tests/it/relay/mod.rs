@@ -2,10 +2,16 @@
 //! only the database can show (plans, snapshots, fences) is tested on the store's own functions.
 
 mod doorbell;
+mod frozen;
 mod gap;
 mod log;
 mod long_transactions;
+mod migrations;
 mod openings;
+mod outage;
+mod poison;
+mod shutdown;
+mod takeover;
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 use super::{Relay, all_landed, all_settled, declare, emit, emit_many};
 use crate::support::db::TestDb;
 use crate::support::eventually;
-use crate::support::fault_proxy::FaultProxy;
+use crate::support::postgres_proxy::PostgresProxy;
 use crate::support::receiver::Receiver;
 
 async fn count(client: &Client, sql: &str) -> i64 {
@@ -19,7 +19,7 @@ async fn an_opening_answered_to_nobody_is_adopted_and_sent_once() {
     let client = db.client().await;
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;
-    let (proxy, url) = FaultProxy::before_postgres(db.url()).await;
+    let (proxy, url) = PostgresProxy::before_postgres(db.url()).await;
     let mut relay = Relay::at(&url).start();
     relay.says("shard taken").await;
     for round in 1..=5 {
@@ -49,7 +49,7 @@ async fn an_opening_that_commits_after_its_relay_gave_it_up_is_sent_once() {
     let watch = db.client().await;
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;
-    let (proxy, url) = FaultProxy::before_postgres(db.url()).await;
+    let (proxy, url) = PostgresProxy::before_postgres(db.url()).await;
     let mut relay = Relay::at(&url).start();
     relay.says("shard taken").await;
     emit_many(&client, "c", "before", 1).await;

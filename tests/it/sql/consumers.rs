@@ -53,12 +53,12 @@ async fn bad_entries_are_refused_by_field() {
         ),
         (
             r#"{"kind": "http", "url": "http://h", "exchange": "x"}"#,
-            "consumer c: exchange, routing_key and broker mean nothing for kind http",
+            "consumer c: exchange, routing_key, broker, queue, ack_timeout and republishes mean nothing for kind http",
         ),
         (r#"{"kind": "amqp"}"#, "consumer c: exchange: missing"),
         (
             r#"{"kind": "amqp", "exchange": "x", "url": "http://h"}"#,
-            "consumer c: url and definite_statuses mean nothing for kind amqp",
+            "consumer c: url, definite_statuses, pass_headers and secrets mean nothing for kind amqp",
         ),
         (long.as_str(), "consumer c, exchange: longer than 255 bytes"),
         (r#"{"kind": "amqp", "exchange": "x", "colour": "red"}"#, "consumer c, colour: unknown field"),

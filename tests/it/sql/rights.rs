@@ -240,12 +240,13 @@ async fn every_public_function_has_its_definer_s_rights_and_a_fixed_search_path(
             "release_task",
             "reopen_task",
             "submit_task",
-            "subscribe"
+            "subscribe",
+            "worker_failed"
         ]
     );
     assert_eq!(
         one(&c, "select count(*) from pg_proc where pronamespace = 'fencepost'::regnamespace and prosecdef").await,
-        "16"
+        "17"
     );
 }
 

@@ -1,196 +1,196 @@
-//! A proxy between a program and its server that does harm on order: cuts connections, swallows answers.
+//! A TCP proxy that misbehaves on demand: cuts, resets, swallows, delays. For whatever speaks TCP, broker or database.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixStream};
-use tokio::sync::Notify;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
-/// Where the server is.
-#[derive(Clone, Debug)]
-pub enum Upstream {
-    Tcp(SocketAddr),
-    Unix(PathBuf),
+/// Whose bytes a fault concerns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// From the one who connected.
+    ToServer,
+    ToClient,
 }
 
-#[derive(Default)]
-struct Orders {
-    /// The first answer with these bytes is swallowed, and its connection cut.
-    swallow: Mutex<Option<Vec<u8>>>,
-    /// PostgreSQL's NotificationResponse never arrives, as behind a transaction pooler.
-    deaf: AtomicBool,
-    cuts: AtomicUsize,
-    cut_all: Notify,
+/// What happens to the bytes of one direction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// They pass.
+    None,
+    /// They are read and never passed on; the connection stays open.
+    Swallow,
+    /// They pass after so long.
+    Delay(Duration),
+    /// After so many more the connection is reset.
+    CutAfter(u64),
 }
 
-/// A proxy on a port of its own; its connections end with its handle.
+/// How connections end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Order {
+    Live,
+    /// With RST, and no new one is accepted while this stands.
+    Reset,
+}
+
+/// A proxy in front of one server. Dropped, it is gone with its connections.
 pub struct FaultProxy {
     address: SocketAddr,
-    orders: Arc<Orders>,
+    to_server: watch::Sender<Fault>,
+    to_client: watch::Sender<Fault>,
+    order: watch::Sender<(u64, Order)>,
+    accepted: Arc<AtomicU64>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl FaultProxy {
-    pub async fn start(upstream: Upstream) -> Self {
+    pub async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("an address");
-        let orders = Arc::new(Orders::default());
-        let task = tokio::spawn(accept(listener, upstream, Arc::clone(&orders)));
-        Self { address, orders, task }
-    }
-
-    /// In front of the PostgreSQL of this URL, with the URL of the same database through the proxy.
-    pub async fn before_postgres(url: &str) -> (Self, String) {
-        let config: tokio_postgres::Config = url.parse().expect("a url");
-        let port = config.get_ports().first().copied().unwrap_or(5432);
-        let upstream = match &config.get_hosts()[0] {
-            tokio_postgres::config::Host::Unix(folder) => Upstream::Unix(folder.join(format!(".s.PGSQL.{port}"))),
-            tokio_postgres::config::Host::Tcp(name) => {
-                let mut found = tokio::net::lookup_host((name.as_str(), port)).await.expect("an address");
-                Upstream::Tcp(found.next().expect("an address"))
+        let address = listener.local_addr().expect("its address");
+        let (to_server, to_server_rx) = watch::channel(Fault::None);
+        let (to_client, to_client_rx) = watch::channel(Fault::None);
+        let (order, order_rx) = watch::channel((0, Order::Live));
+        let accepted = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&accepted);
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                if order_rx.borrow().1 == Order::Reset {
+                    reset(client);
+                    continue;
+                }
+                count.fetch_add(1, Ordering::SeqCst);
+                tokio::spawn(serve(client, server, to_server_rx.clone(), to_client_rx.clone(), order_rx.clone()));
             }
+        });
+        Self { address, to_server, to_client, order, accepted, task }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// Connections made through it so far.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::SeqCst)
+    }
+
+    /// From now on, for open and new connections.
+    pub fn set(&self, direction: Direction, fault: Fault) {
+        match direction {
+            Direction::ToServer => self.to_server.send_replace(fault),
+            Direction::ToClient => self.to_client.send_replace(fault),
         };
-        let proxy = Self::start(upstream).await;
-        let password = config.get_password().map(|p| String::from_utf8_lossy(p).into_owned());
-        let user = match (config.get_user().expect("a user"), password) {
-            (user, None) => user.to_owned(),
-            (user, Some(password)) => format!("{user}:{password}"),
-        };
-        let database = config.get_dbname().expect("a database");
-        let url = format!("postgresql://{user}@{}/{database}?sslmode=disable", proxy.address);
-        (proxy, url)
     }
 
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// Neither side hears the other, and neither is told.
+    pub fn blackhole(&self) {
+        self.set(Direction::ToServer, Fault::Swallow);
+        self.set(Direction::ToClient, Fault::Swallow);
     }
 
-    /// The next answer that holds these bytes does not arrive: its connection is cut instead.
-    pub fn swallow(&self, bytes: &[u8]) {
-        *self.orders.swallow.lock().expect("no holder panics") = Some(bytes.to_vec());
+    /// No faults any more. Connections that lost bytes are reset, since what was swallowed is gone.
+    pub fn heal(&self) {
+        self.reset_all();
+        self.set(Direction::ToServer, Fault::None);
+        self.set(Direction::ToClient, Fault::None);
     }
 
-    /// From now on PostgreSQL's notifications do not arrive.
-    pub fn swallow_notifications(&self) {
-        self.orders.deaf.store(true, Ordering::SeqCst);
+    /// Resets every open connection; new ones work.
+    pub fn reset_all(&self) {
+        self.order.send_modify(|order| *order = (order.0 + 1, Order::Live));
     }
 
-    /// Cuts every connection there is.
-    pub fn cut_all(&self) {
-        self.orders.cut_all.notify_waiters();
-    }
-
-    /// How many connections were cut.
-    pub fn cuts(&self) -> usize {
-        self.orders.cuts.load(Ordering::SeqCst)
+    /// Resets every connection, open and new, until [`FaultProxy::heal`].
+    pub fn refuse(&self) {
+        self.order.send_modify(|order| *order = (order.0 + 1, Order::Reset));
     }
 }
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.task.abort();
+        self.reset_all();
     }
 }
 
-async fn accept(listener: TcpListener, upstream: Upstream, orders: Arc<Orders>) {
-    let mut connections = tokio::task::JoinSet::new();
-    while let Ok((client, _)) = listener.accept().await {
-        let (upstream, orders) = (upstream.clone(), Arc::clone(&orders));
-        let _ = client.set_nodelay(true);
-        connections.spawn(async move {
-            match upstream {
-                Upstream::Tcp(address) => match TcpStream::connect(address).await {
-                    Ok(server) => {
-                        let _ = server.set_nodelay(true);
-                        let (from, to) = server.into_split();
-                        carry(client, from, to, &orders).await;
-                    }
-                    Err(_) => drop(client),
-                },
-                Upstream::Unix(path) => match UnixStream::connect(path).await {
-                    Ok(server) => {
-                        let (from, to) = server.into_split();
-                        carry(client, from, to, &orders).await;
-                    }
-                    Err(_) => drop(client),
-                },
-            }
-        });
-        while connections.try_join_next().is_some() {}
+async fn serve(
+    mut client: TcpStream,
+    server: SocketAddr,
+    to_server: watch::Receiver<Fault>,
+    to_client: watch::Receiver<Fault>,
+    mut order: watch::Receiver<(u64, Order)>,
+) {
+    order.mark_unchanged();
+    let Ok(mut server) = TcpStream::connect(server).await else { return reset(client) };
+    for stream in [&client, &server] {
+        stream.set_nodelay(true).expect("a socket's option");
     }
-}
-
-/// Carries bytes both ways until either side ends or an order cuts.
-async fn carry(mut client: TcpStream, from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, orders: &Orders) {
-    let cut = orders.cut_all.notified();
-    let harmed = {
-        let (mut asks, mut answers) = client.split();
-        let asking = async {
-            let _ = tokio::io::copy(&mut asks, &mut to).await;
-            false
+    let orderly = {
+        let (client_read, client_write) = client.split();
+        let (server_read, server_write) = server.split();
+        let both = async {
+            let up = pump(client_read, server_write, to_server);
+            let down = pump(server_read, client_write, to_client);
+            // Each direction ends on its own, as in a half-closed connection; a cut ends both.
+            tokio::try_join!(up, down).is_ok()
         };
         tokio::select! {
-            harmed = asking => harmed,
-            harmed = answer(from, &mut answers, orders) => harmed,
-            () = cut => true,
+            orderly = both => orderly,
+            _ = order.changed() => false,
         }
     };
-    if harmed {
-        orders.cuts.fetch_add(1, Ordering::SeqCst);
-        client.set_zero_linger().expect("a socket's option");
+    if !orderly {
+        reset(client);
+        reset(server);
     }
 }
 
-/// `true`: an order ended it.
-async fn answer(mut from: impl AsyncRead + Unpin, to: &mut (impl AsyncWrite + Unpin), orders: &Orders) -> bool {
-    let mut chunk = vec![0; 64 * 1024];
-    // The end of what has passed, so that the bytes looked for may lie across two reads.
-    let mut tail: Vec<u8> = Vec::new();
-    let mut frames = Vec::new();
+/// Ends the connection with RST instead of FIN.
+fn reset(stream: TcpStream) {
+    stream.set_zero_linger().expect("a socket's option");
+}
+
+/// The connection is to be reset.
+struct Cut;
+
+/// Passes bytes on until their end, as the fault in force says.
+async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, mut fault: watch::Receiver<Fault>) -> Result<(), Cut> {
+    let mut buffer = vec![0; 16 * 1024];
+    let mut passed = 0;
     loop {
-        let count = match from.read(&mut chunk).await {
-            Ok(0) | Err(_) => return false,
-            Ok(count) => count,
+        let read = tokio::select! {
+            read = from.read(&mut buffer) => read.map_err(|_| Cut)?,
+            _ = fault.changed() => {
+                passed = 0;
+                continue;
+            }
         };
-        let bytes = &chunk[..count];
-        {
-            let mut swallow = orders.swallow.lock().expect("no holder panics");
-            if let Some(wanted) = swallow.as_ref() {
-                tail.extend_from_slice(bytes);
-                if tail.windows(wanted.len()).any(|window| window == wanted) {
-                    *swallow = None;
-                    return true;
+        if read == 0 {
+            return to.shutdown().await.map_err(|_| Cut);
+        }
+        let bytes = &buffer[..read];
+        let current = *fault.borrow();
+        match current {
+            Fault::None => to.write_all(bytes).await.map_err(|_| Cut)?,
+            Fault::Swallow => {}
+            Fault::Delay(wait) => {
+                tokio::time::sleep(wait).await;
+                to.write_all(bytes).await.map_err(|_| Cut)?;
+            }
+            Fault::CutAfter(limit) => {
+                let room = usize::try_from(limit.saturating_sub(passed)).unwrap_or(usize::MAX).min(read);
+                to.write_all(&bytes[..room]).await.map_err(|_| Cut)?;
+                passed += room as u64;
+                if passed >= limit {
+                    return Err(Cut);
                 }
-                tail.drain(..tail.len().saturating_sub(wanted.len()));
             }
         }
-        let passing = if orders.deaf.load(Ordering::SeqCst) {
-            frames.extend_from_slice(bytes);
-            without_notifications(&mut frames)
-        } else {
-            bytes.to_vec()
-        };
-        if to.write_all(&passing).await.is_err() {
-            return false;
-        }
     }
-}
-
-/// Takes whole messages (a type, a length, a body) out of `frames` and drops those of type `A`.
-fn without_notifications(frames: &mut Vec<u8>) -> Vec<u8> {
-    let mut kept = Vec::new();
-    while let Some(length) = frames.get(1..5) {
-        let length = 1 + u32::from_be_bytes(length.try_into().expect("four bytes")) as usize;
-        if frames.len() < length {
-            break;
-        }
-        let frame: Vec<u8> = frames.drain(..length).collect();
-        if frame[0] != b'A' {
-            kept.extend(frame);
-        }
-    }
-    kept
 }

@@ -3,8 +3,11 @@
 // Not every helper is used by every selection of features.
 #![allow(dead_code)]
 
+pub mod broker;
 pub mod db;
 pub mod fault_proxy;
+pub mod languages;
+pub mod postgres_proxy;
 pub mod process;
 pub mod receiver;
 pub mod script;

@@ -63,6 +63,11 @@ impl Process {
         self.child.signal(signal).expect("the process takes a signal");
     }
 
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.ended().expect("its status").is_some()
+    }
+
     /// SIGKILL, and wait until it is gone.
     pub async fn kill(&mut self) {
         self.signal(Signal::Kill);

@@ -77,7 +77,7 @@ struct Book {
     connections: usize,
     accepts: VecDeque<OnAccept>,
     queue: VecDeque<Script>,
-    by_key: HashMap<String, Script>,
+    by_key: HashMap<String, VecDeque<Script>>,
     chooser: Chooser,
     otherwise: Script,
 }
@@ -136,7 +136,12 @@ impl Receiver {
 
     /// What every request with this `webhook-id` gets.
     pub fn on_key(&self, key: &str, script: impl Into<Script>) {
-        self.book().by_key.insert(key.into(), script.into());
+        self.on_key_in_turn(key, [script.into()]);
+    }
+
+    /// What the requests with this `webhook-id` get one after the other; the last stays.
+    pub fn on_key_in_turn(&self, key: &str, scripts: impl IntoIterator<Item = Script>) {
+        self.book().by_key.insert(key.into(), scripts.into_iter().collect());
     }
 
     /// Asks `choose` where neither the queue nor a key decides; `None` leaves it to [`Receiver::always`].
@@ -258,7 +263,10 @@ fn choose(book: &Mutex<Book>, request: &Request) -> Script {
     if let Some(script) = book.queue.pop_front() {
         return script;
     }
-    let by_key = book.by_key.get(&request.key()).cloned();
+    let by_key = book.by_key.get_mut(&request.key()).and_then(|scripts| match scripts.len() {
+        0 | 1 => scripts.front().cloned(),
+        _ => scripts.pop_front(),
+    });
     by_key.or_else(|| (book.chooser)(request)).unwrap_or_else(|| book.otherwise.clone())
 }
 

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use fencepost::demo::embedded::postgres::PrivatePostgres;
 use serde_json::Value;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::{Client, NoTls, Row};
 
 use crate::support::db::TestDb;
 use crate::support::process::{self, Process};
@@ -13,9 +14,10 @@ use crate::support::{PATIENCE, eventually};
 
 /// A database with the relays a test starts on it.
 pub struct Rig {
-    pub db: TestDb,
     pub client: Client,
+    url: String,
     folder: PathBuf,
+    _db: Option<TestDb>,
 }
 
 /// What the database says about one delivery now.
@@ -50,16 +52,45 @@ impl Rig {
     }
 
     pub async fn with_retry(retry: &str, more: &str) -> Self {
-        Self::on(TestDb::new().await, retry, more).await
+        let db = TestDb::new().await;
+        Self::on(db.url().to_owned(), Some(db), retry, more).await
     }
 
-    async fn on(db: TestDb, retry: &str, more: &str) -> Self {
-        let client = db.client().await;
-        let folder = std::env::temp_dir().join(format!("{}-rig", db.name()));
+    /// On a server of the test's own, which it may harm.
+    pub async fn on_server(server: &PrivatePostgres, more: &str) -> Self {
+        let rig = Self::on(server.url("postgres"), None, "base = '50ms'\ncap = '200ms'", more).await;
+        let mut client = connect(&rig.url).await;
+        fencepost::store::schema::migrate(&mut client).await.expect("migrate");
+        rig
+    }
+
+    async fn on(url: String, db: Option<TestDb>, retry: &str, more: &str) -> Self {
+        let client = connect(&url).await;
+        let folder = std::env::temp_dir().join(format!("fencepost-rig-{:016x}", rand::random::<u64>()));
         fs::create_dir(&folder).expect("a folder");
-        let rig = Self { db, client, folder };
+        let rig = Self { client, url, folder, _db: db };
         rig.configure(retry, more);
         rig
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A connection of its own, as superuser.
+    pub async fn connect(&self) -> Client {
+        connect(&self.url).await
+    }
+
+    /// Waits until the server takes connections again, and makes a new one.
+    pub async fn reconnect(&mut self) {
+        let url = self.url.clone();
+        self.client = eventually("the server takes connections", async || {
+            let (client, connection) = tokio_postgres::connect(&url, NoTls).await.ok()?;
+            tokio::spawn(connection);
+            Some(client)
+        })
+        .await;
     }
 
     /// Writes the configuration again, for relays and commands that start from now on.
@@ -91,7 +122,7 @@ impl Rig {
     }
 
     pub fn relay_with(&self, env: &[(&str, &str)]) -> Process {
-        self.relay_on(self.db.url(), env)
+        self.relay_on(&self.url, env)
     }
 
     /// A relay that reaches the database by another way, such as a proxy.
@@ -113,7 +144,7 @@ impl Rig {
     pub async fn change(&self, args: &[&str]) {
         let config = self.config();
         let args: Vec<&str> = args.iter().copied().chain(["--yes", "--reason", "test"]).collect();
-        let env = [("DATABASE_URL", self.db.url()), ("FENCEPOST_CONFIG", config.as_str())];
+        let env = [("DATABASE_URL", self.url()), ("FENCEPOST_CONFIG", config.as_str())];
         let (code, out, err) = process::run(&args, &env).await;
         assert_eq!(code, 0, "{args:?}: {out}{err}");
     }
@@ -132,6 +163,17 @@ impl Rig {
         let sql = "select fencepost.record_completion($1, 1, $2)";
         self.client.execute(sql, &[&task, &effects]).await.expect("a completion");
         format!("{task}:1")
+    }
+
+    /// Opens every task of kind `kind` again and claims it: it has known epoch 2, which a consumer's `stale` may name.
+    pub async fn second_epochs(&self) {
+        self.client
+            .batch_execute(
+                "select fencepost.reopen_task(task_id, 'test', true) from fencepost.tasks where kind = 'kind';
+                 select task_id from fencepost.claim_tasks('owner', array['kind'], 100)",
+            )
+            .await
+            .expect("a second epoch");
     }
 
     pub async fn delivery(&self, key: &str, consumer: &str) -> Delivery {
@@ -248,6 +290,12 @@ fn attempt(row: &Row) -> Attempt {
         error: row.get("error"),
         ack_raw: row.get("ack_raw"),
     }
+}
+
+async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("a connection to the test database");
+    tokio::spawn(connection);
+    client
 }
 
 /// A consumer's entry; it gives up soon.

@@ -192,13 +192,7 @@ async fn every_ending_has_its_token() {
         }
         rig.emit(&format!("task-{n}"), case.consumer).await;
     }
-    rig.client
-        .batch_execute(
-            "select fencepost.reopen_task(task_id, 'test', true) from fencepost.tasks where kind = 'kind';
-             select task_id from fencepost.claim_tasks('owner', array['kind'], 9)",
-        )
-        .await
-        .expect("a second epoch");
+    rig.second_epochs().await;
     let mut relay = rig.relay().await;
 
     for (n, Case { consumer, attempt, delivery, says, .. }) in cases.iter().enumerate() {

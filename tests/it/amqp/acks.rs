@@ -1,0 +1,328 @@
+//! The consumer's own word over AMQP: recorded before the broker is told, whatever order, number or truth replies come in.
+
+use std::time::Duration;
+
+use fencepost::demo::embedded::guardian::Signal;
+use fencepost::model::key::Shard;
+use fencepost::model::token::Ack;
+use fencepost::store::replies::{Pace, Recorded, Word, record};
+use lapin::types::AMQPValue;
+use serde_json::json;
+
+use super::rig::{AmqpRig, header, key};
+use crate::support::broker::{Client, id};
+use crate::support::eventually;
+use crate::support::fault_proxy::{Direction, Fault, FaultProxy};
+
+const REQUIRED: &str = "ack = 'required'";
+
+#[tokio::test]
+async fn a_required_word_ends_the_delivery_and_nothing_less_does() {
+    let amqp = AmqpRig::new(REQUIRED).await;
+    let _relay = amqp.relay().await;
+    let key = amqp.rig.emit("pay-1", "billing").await;
+    let message = amqp.receive(1).await.remove(0);
+    let waiting = amqp.rig.becomes(&key, "billing", "unacked").await;
+    assert_eq!(waiting.attempts, 1);
+    assert_eq!(
+        (id(&message), message.properties.reply_to().as_ref().unwrap().as_str()),
+        (key.clone(), amqp.replies(amqp.shard(&key).await).as_str())
+    );
+    assert_eq!(header(&message, "outbox-lease-epoch").as_deref(), Some("1"));
+    assert_eq!(message.properties.correlation_id().as_ref().unwrap().as_str(), format!("billing/{key}"));
+    amqp.reply(&message, "applied").await;
+    amqp.rig.becomes(&key, "billing", "applied").await;
+    amqp.replies_are_taken().await;
+    amqp.rig.rests().await;
+    assert!(amqp.orphans().await.is_empty());
+}
+
+#[tokio::test]
+async fn an_optional_word_raises_a_confirm() {
+    let amqp = AmqpRig::new("ack = 'optional'").await;
+    let _relay = amqp.relay().await;
+    let key = amqp.rig.emit("pay-1", "billing").await;
+    let message = amqp.receive(1).await.remove(0);
+    amqp.rig.becomes(&key, "billing", "confirmed").await;
+    amqp.rig.rests().await;
+    amqp.reply(&message, "rejected").await;
+    amqp.rig.becomes(&key, "billing", "rejected").await;
+}
+
+#[tokio::test]
+async fn without_acks_the_confirm_is_the_end_and_nobody_is_asked_to_reply() {
+    let amqp = AmqpRig::new("ack = 'none'\non_ambiguous = 'retry'").await;
+    let _relay = amqp.relay().await;
+    let key = amqp.rig.emit("pay-1", "billing").await;
+    let message = amqp.receive(1).await.remove(0);
+    amqp.rig.becomes(&key, "billing", "confirmed").await;
+    assert_eq!(message.properties.reply_to(), &None);
+    assert_eq!(header(&message, "outbox-ack-token"), None);
+}
+
+/// Each reply that lies or names nothing is kept, and none of them moves the delivery.
+#[tokio::test]
+async fn forged_and_nonsensical_replies_are_kept_and_change_nothing() {
+    let amqp = AmqpRig::new(REQUIRED).await;
+    let _relay = amqp.relay().await;
+    let effects = json!([{ "consumer": "billing", "payload": 1 }, { "consumer": "billing", "payload": 2 }]);
+    let key = amqp.rig.emit_with("pay-1", effects).await;
+    let mut messages = amqp.receive(2).await;
+    messages.sort_by_key(id);
+    let (first, second) = (&messages[0], &messages[1]);
+    let text = |value: &str| AMQPValue::LongString(value.into());
+    let other = text(&header(second, "outbox-ack-token").unwrap());
+    amqp.reply_with(first, &[("outbox-ack", text("applied")), ("outbox-ack-token", text("v1.AAAAAAAAAAAAAAAAAAAAAA"))])
+        .await;
+    amqp.reply_with(first, &[("outbox-ack", text("applied")), ("outbox-ack-token", other)]).await;
+    amqp.reply_with(first, &[("outbox-ack", text("applied")), ("outbox-consumer", text("search"))]).await;
+    amqp.reply_with(first, &[]).await;
+    amqp.reply_with(first, &[("outbox-ack", text("APPLIED"))]).await;
+    amqp.reply_with(first, &[("outbox-ack", text("stale"))]).await;
+    amqp.reply_with(first, &[("outbox-ack", text("stale")), ("outbox-ack-current", text("7"))]).await;
+    amqp.reply_unasked("nobody:1", Shard(0), "applied").await;
+    amqp.client.publish(&amqp.replies(Shard(0)), Default::default(), b"who am I").await;
+    eventually("nine orphans", async || (amqp.orphans().await.len() == 9).then_some(())).await;
+    amqp.replies_are_taken().await;
+    let whys = amqp.orphans().await.into_iter().map(|(_, why)| why).collect::<Vec<_>>().join("\n");
+    for why in [
+        "never given out",
+        "different consumers",
+        "no outbox-ack",
+        "not a token",
+        "without current",
+        "never had",
+        "no effect",
+        "no correlation_id",
+    ] {
+        assert!(whys.contains(why), "{why:?} is not in {whys}");
+    }
+    assert_eq!(amqp.rig.delivery(&key, "billing").await.token.as_deref(), Some("unacked"));
+    amqp.reply(first, "applied").await;
+    amqp.reply(second, "duplicate").await;
+    amqp.rig.becomes(&key, "billing", "applied").await;
+    amqp.rig.becomes(&format!("{key}:2"), "billing", "duplicate").await;
+    let kept = "select count(*) from fencepost.orphan_acks where properties::text like '%v1.%'";
+    assert_eq!(amqp.rig.count(kept).await, 0, "a token is readable in orphan_acks");
+}
+
+#[tokio::test]
+async fn integers_come_in_every_dress() {
+    let amqp = AmqpRig::new(REQUIRED).await;
+    let _relay = amqp.relay().await;
+    let current = [
+        AMQPValue::ShortShortInt(5),
+        AMQPValue::ShortInt(5),
+        AMQPValue::LongUInt(5),
+        AMQPValue::LongInt(5),
+        AMQPValue::LongLongInt(5),
+        AMQPValue::LongString("5".into()),
+    ];
+    for (n, current) in current.into_iter().enumerate() {
+        let key = amqp.rig.emit(&format!("pay-{n}"), "billing").await;
+        // Its task goes on to a later epoch, as after a lost lease.
+        let sql = "update fencepost.tasks set lease_epoch = 5 where task_id = $1";
+        let message = amqp.receive(1).await.remove(0);
+        let archive = "insert into fencepost.task_epochs (task_id, lease_epoch, token, first_effect_id, last_effect_id, effect_count)
+                       select task_id, 1, 'effects', first_effect_id, last_effect_id, 1 from fencepost.tasks where task_id = $1";
+        amqp.rig.client.execute(archive, &[&format!("pay-{n}")]).await.unwrap();
+        amqp.rig.client.execute(sql, &[&format!("pay-{n}")]).await.unwrap();
+        amqp.reply_with(
+            &message,
+            &[("outbox-ack", AMQPValue::LongString("stale".into())), ("outbox-ack-current", current)],
+        )
+        .await;
+        let ended = amqp.rig.becomes(&key, "billing", "stale").await;
+        assert_eq!(ended.ack_raw.as_deref(), Some("stale; current=5"));
+    }
+}
+
+#[tokio::test]
+async fn contradicting_replies_leave_the_success_and_an_alarm() {
+    let amqp = AmqpRig::new(REQUIRED).await;
+    let _relay = amqp.relay().await;
+    for (task, words) in [("pay-1", ["applied", "rejected"]), ("pay-2", ["rejected", "applied"])] {
+        let key = amqp.rig.emit(task, "billing").await;
+        let message = amqp.receive(1).await.remove(0);
+        for word in words {
+            amqp.reply(&message, word).await;
+        }
+        amqp.reply(&message, words[0]).await;
+        amqp.replies_are_taken().await;
+        amqp.rig.becomes(&key, "billing", "applied").await;
+        let facts = format!("select count(*) from fencepost.ledger where effect_id = fencepost.effect_id_of('{key}')");
+        assert_eq!(amqp.rig.count(&facts).await, 2, "each word once");
+    }
+    eventually("two alarms", async || (amqp.alarms("ack_conflict").await == 2).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_consumer_may_ask_for_time_and_for_another_try() {
+    let amqp = AmqpRig::new(REQUIRED).await;
+    let _relay = amqp.relay().await;
+    let key = amqp.rig.emit("pay-1", "billing").await;
+    let first = amqp.receive(1).await.remove(0);
+    amqp.rig.becomes(&key, "billing", "unacked").await;
+    amqp.reply(&first, "in-progress").await;
+    amqp.rig
+        .counts("select count(*) from fencepost.parked where state = 'unacked' and in_progress_since is not null", 1)
+        .await;
+    amqp.reply(&first, "not-applied").await;
+    let second = amqp.receive(1).await.remove(0);
+    assert_eq!((id(&second), header(&second, "outbox-attempt").as_deref()), (key.clone(), Some("2")));
+    assert_eq!(second.data, first.data);
+    amqp.reply(&second, "applied").await;
+    amqp.rig.becomes(&key, "billing", "applied").await;
+    assert_eq!(amqp.rig.tokens(&key, "billing").await, ["confirmed", "confirmed"]);
+}
+
+#[tokio::test]
+async fn a_lost_reply_is_asked_for_again_boundedly() {
+    let amqp = AmqpRig::new(&format!("{REQUIRED}\nrepublishes = 1")).await;
+    let _relay = amqp.relay().await;
+    let key = amqp.rig.emit("pay-1", "billing").await;
+    amqp.rig.becomes(&key, "billing", "unacked").await;
+    // Nobody has read it yet: a copy would only lie behind it.
+    amqp.let_time_pass().await;
+    eventually("it says why it waits", async || {
+        amqp.rig.delivery(&key, "billing").await.reason.contains("nobody reads").then_some(())
+    })
+    .await;
+    let consuming = Client::new(amqp.url()).await;
+    let reader = tokio::spawn({
+        let queue = amqp.queue.clone();
+        async move { consuming.read(&queue, |read| read.len() == 2).await }
+    });
+    let messages = reader.await.unwrap();
+    assert_eq!((id(&messages[0]), id(&messages[1])), (key.clone(), key.clone()));
+    amqp.rig.becomes(&key, "billing", "unacked").await;
+    // The second reply is lost as well, and a third message is not allowed.
+    let listening = Client::new(amqp.url()).await;
+    let queue = amqp.queue.clone();
+    let _reader = tokio::spawn(async move { listening.read(&queue, |_| false).await });
+    amqp.let_time_pass().await;
+    let doubted = amqp.rig.becomes(&key, "billing", "in_doubt").await;
+    assert_eq!(doubted.attempts, 2);
+    // A late reply counts, whenever it comes.
+    amqp.reply(&messages[0], "applied").await;
+    amqp.rig.becomes(&key, "billing", "applied").await;
+    amqp.rig.rests().await;
+}
+
+#[tokio::test]
+async fn an_edge_that_holds_is_never_published_to_again_by_itself() {
+    let amqp = AmqpRig::new(&format!("{REQUIRED}\non_ambiguous = 'hold'")).await;
+    let _relay = amqp.relay().await;
+    let key = amqp.rig.emit("pay-1", "billing").await;
+    let listening = Client::new(amqp.url()).await;
+    let queue = amqp.queue.clone();
+    let _reader = tokio::spawn(async move { listening.read(&queue, |_| false).await });
+    amqp.rig.becomes(&key, "billing", "unacked").await;
+    amqp.let_time_pass().await;
+    amqp.rig.becomes(&key, "billing", "in_doubt").await;
+    assert_eq!(amqp.rig.tokens(&key, "billing").await, ["confirmed"]);
+}
+
+/// The broker's confirm never arrives, the consumer's reply does: the later word of the broker takes nothing back.
+#[tokio::test]
+async fn a_reply_before_its_confirm_stands() {
+    let amqp = AmqpRig::new(&format!("{REQUIRED}\ntimeout = '1s'")).await;
+    let url = amqp.url().to_owned();
+    let port = fencepost::model::broker::Broker::from_url("b", &url).unwrap().hosts[0].port;
+    let wire = FaultProxy::start(format!("127.0.0.1:{port}").parse().unwrap()).await;
+    amqp.configure(
+        &url.replace(&format!(":{port}/"), &format!(":{}/", wire.port())),
+        &format!("{REQUIRED}\ntimeout = '2s'"),
+    );
+    let _relay = amqp.relay().await;
+    let before = amqp.rig.emit("pay-0", "billing").await;
+    let message = amqp.receive(1).await.remove(0);
+    amqp.reply(&message, "applied").await;
+    amqp.rig.becomes(&before, "billing", "applied").await;
+    wire.set(Direction::ToClient, Fault::Swallow);
+    let effect = amqp.rig.emit("pay-1", "billing").await;
+    let message = amqp.receive(1).await.remove(0);
+    assert_eq!(id(&message), effect);
+    // As the relay that reads this shard's replies would, were it another one.
+    let word =
+        Word { consumer: "billing".into(), key: key(&message), ack: Ack::Applied, raw: None, properties: json!({}) };
+    let pace = Pace {
+        base: Duration::from_secs(1),
+        cap: Duration::from_secs(1),
+        budget: Duration::from_secs(9),
+        in_progress_max: Duration::from_secs(9),
+    };
+    let mut other = amqp.rig.connect().await;
+    let recorded = record(&mut other, Shard(0), std::slice::from_ref(&word), &[], pace).await.unwrap();
+    assert!(matches!(recorded[0], Recorded::Fact { contradicts: None, .. }));
+    eventually("the confirm is given up", async || {
+        (amqp.rig.tokens(&effect, "billing").await == ["ambiguous"]).then_some(())
+    })
+    .await;
+    wire.heal();
+    amqp.rig.becomes(&effect, "billing", "applied").await;
+    amqp.rig.rests().await;
+}
+
+#[tokio::test]
+async fn a_deleted_reply_queue_is_an_alarm_until_it_is_back() {
+    let amqp = AmqpRig::new(REQUIRED).await;
+    let _relay = amqp.relay().await;
+    let key = amqp.rig.emit("pay-1", "billing").await;
+    let message = amqp.receive(1).await.remove(0);
+    let shard = amqp.shard(&key).await;
+    amqp.rig.becomes(&key, "billing", "unacked").await;
+    amqp.client.delete_queue(&amqp.replies(shard)).await;
+    eventually("an alarm", async || (amqp.alarms("replies_unread").await == 1).then_some(())).await;
+    amqp.client.queue(&amqp.replies(shard), &[]).await;
+    amqp.reply(&message, "applied").await;
+    amqp.rig.becomes(&key, "billing", "applied").await;
+    eventually("the alarm is resolved", async || (amqp.alarms("replies_unread").await == 0).then_some(())).await;
+}
+
+/// The relay that published is killed; whoever takes its shards over records the replies to what it sent.
+#[tokio::test]
+async fn replies_outlive_the_relay_that_asked_for_them() {
+    let amqp = AmqpRig::new(REQUIRED).await;
+    let mut relay = amqp.relay().await;
+    let mut keys = Vec::new();
+    for n in 0..50 {
+        keys.push(amqp.rig.emit(&format!("pay-{n}"), "billing").await);
+    }
+    let messages = amqp.receive(50).await;
+    amqp.rig.counts("select count(*) from fencepost.parked where state = 'unacked'", 50).await;
+    relay.signal(Signal::Kill);
+    relay.ended().await;
+    for message in &messages {
+        amqp.reply(message, "applied").await;
+    }
+    let mut depth = 0;
+    for shard in 0..8 {
+        depth += amqp.client.depth(&amqp.replies(Shard(shard))).await;
+    }
+    assert_eq!(depth, 50, "nobody reads them now");
+    let _next = amqp.relay().await;
+    for key in &keys {
+        amqp.rig.becomes(key, "billing", "applied").await;
+    }
+    amqp.rig.rests().await;
+    amqp.replies_are_taken().await;
+    assert_eq!(amqp.client.depth(&amqp.queue).await, 0, "nothing was published twice");
+}
+
+#[tokio::test]
+async fn a_key_waits_for_the_word_on_its_predecessor() {
+    let amqp = AmqpRig::new(&format!("{REQUIRED}\nordering = 'key'")).await;
+    let _relay = amqp.relay().await;
+    let effects = (0..3).map(|n| json!({ "consumer": "billing", "payload": n })).collect::<Vec<_>>();
+    amqp.rig.emit_with("pay-1", effects.into()).await;
+    for expected in ["pay-1:1", "pay-1:1:2", "pay-1:1:3"] {
+        let message = amqp.receive(1).await.remove(0);
+        assert_eq!(id(&message), expected);
+        amqp.rig.becomes(expected, "billing", "unacked").await;
+        assert_eq!(amqp.client.depth(&amqp.queue).await, 0, "the next does not overtake");
+        amqp.reply(&message, "applied").await;
+    }
+    amqp.rig.becomes("pay-1:1:3", "billing", "applied").await;
+    amqp.rig.rests().await;
+}
