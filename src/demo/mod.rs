@@ -87,6 +87,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Setup(embedded::Error::Missing { .. } | embedded::Error::NotAServer(_)) | Self::Payloads { .. } => 2,
+            Self::Store(crate::store::Error::Url(_)) => 2,
             _ => 1,
         }
     }
