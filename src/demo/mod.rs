@@ -100,7 +100,8 @@ impl Error {
         match self {
             Self::Setup(embedded::Error::Missing { .. } | embedded::Error::NotAServer(_))
             | Self::Payloads { .. }
-            | Self::NoBroker => 2,
+            | Self::NoBroker
+            | Self::Store(crate::store::Error::Url(_)) => 2,
             _ => 1,
         }
     }
