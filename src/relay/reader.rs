@@ -16,7 +16,7 @@ use super::delivery::{ByteBudget, Delivery, Flight, FlightKind, Origin};
 use super::dispatcher::waiting;
 use super::doorbell::{Armed, Doorbell};
 use super::health::Health;
-use super::lease::{LeaseHold, ShardLease};
+use super::lease::{InAir, LeaseHold, ShardLease};
 use super::options::Options;
 use super::outage;
 use super::router::Router;
@@ -235,8 +235,13 @@ impl Reader {
             return;
         }
         let charge = self.budget.charge(bytes as u64, count);
-        let flight =
-            Arc::new(Flight { kind: FlightKind::Log, seq, outstanding: AtomicUsize::new(count), bytes: charge });
+        let flight = Arc::new(Flight {
+            kind: FlightKind::Log,
+            seq,
+            outstanding: AtomicUsize::new(count),
+            bytes: charge,
+            place: Some(InAir::of(&lease, seq)),
+        });
         let now = Instant::now();
         let (mut due, mut later) = (Vec::with_capacity(count), Vec::new());
         for read in opened.effects {

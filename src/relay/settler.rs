@@ -141,7 +141,10 @@ impl Writer {
 
     /// Writes one group, however long it takes, then lets go of what it settled.
     async fn write(&mut self, group: Vec<Entry>) {
-        let batch = batch_of(&group);
+        let mut batch = batch_of(&group);
+        if self.unflushed.is_long() {
+            batch.durability = Durability::Flushed;
+        }
         if !batch.facts.is_empty() {
             failpoint::reach("settle", &[]).await;
         }
@@ -210,7 +213,7 @@ impl Writer {
         }
     }
 
-    /// The flight stays open, so the delivery is not forgotten: whoever takes the shard over parks it.
+    /// The flight stays open, so the delivery is not forgotten: the reconciler parks it, or whoever takes the shard over.
     async fn unwritable(&mut self, group: Vec<Entry>, error: &crate::store::Error) {
         for entry in &group {
             if let (Entry::Settle(settlement), Some(session)) = (entry, &self.session) {

@@ -115,9 +115,11 @@ pub(super) const EFFECT_COLUMNS: &str = "e.id, e.shard, e.task_id, e.lease_epoch
 /// New effects of one shard `h` (shard, base): ids in the order of their keys. `id + 0` keeps the planner from walking the primary key.
 const NEW_IDS: &str = "select z.id from (
             select e.id from fencepost.effects e where e.shard = h.shard and e.xid >= pg_snapshot_xmax(h.base)
+              and e.id > (select y.log_floor from fencepost.history y)
             union all
             select e.id from pg_snapshot_xip(h.base) x
-            cross join lateral (select e.id from fencepost.effects e where e.shard = h.shard and e.xid = x offset 0) e
+            cross join lateral (select e.id from fencepost.effects e where e.shard = h.shard and e.xid = x
+                                and e.id > (select y.log_floor from fencepost.history y) offset 0) e
         ) z order by z.id + 0";
 
 /// Reads what is new in all `held` shards whose last difference is read through, and opens a flight for each that has

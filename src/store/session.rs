@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Statement};
 
-use super::{Database, Result};
+use super::{Database, Result, history};
 
 /// A connection with its own server session.
 pub struct Session {
@@ -62,6 +62,10 @@ impl Session {
             })
             .await?;
         client.batch_execute(SETTINGS).await?;
+        let found = history::of(&client).await?;
+        if let Some(pin) = database.pin() {
+            pin.check(found)?;
+        }
         Ok((Self { client, warnings, prepared: Mutex::default() }, notifications))
     }
 

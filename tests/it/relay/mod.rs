@@ -1,6 +1,7 @@
 //! The relay as it runs in production: the real binary as a child process, a real PostgreSQL, a scripted consumer. What
 //! only the database can show (plans, snapshots, fences) is tested on the store's own functions.
 
+mod clock;
 mod doorbell;
 mod frozen;
 mod gap;
@@ -11,9 +12,10 @@ mod openings;
 mod outage;
 mod poison;
 mod shutdown;
+mod standby;
 mod takeover;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -21,7 +23,7 @@ use tokio_postgres::Client;
 use crate::support::db::TestDb;
 use crate::support::eventually;
 use crate::support::process::Process;
-use crate::support::receiver::{Receiver, Request};
+use crate::support::receiver::Receiver;
 
 /// A relay's configuration, as the environment gives it. May be started any number of times.
 #[derive(Clone)]
@@ -110,13 +112,4 @@ pub async fn all_landed(client: &Client) {
         (client.query_one(sql, &[]).await.expect("flights").get::<_, i64>(0) == 0).then_some(())
     })
     .await;
-}
-
-/// How often each key was sent to a consumer.
-pub fn sent(requests: &[Request]) -> HashMap<(String, String), usize> {
-    let mut sent = HashMap::new();
-    for request in requests {
-        *sent.entry((request.header("outbox-consumer").expect("a consumer"), request.key())).or_default() += 1;
-    }
-    sent
 }
