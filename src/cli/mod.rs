@@ -88,10 +88,6 @@ enum Command {
     Health(health::Args),
     /// Read the log anew where its positions are another server's; said by hand where nothing shows it.
     Rebase(rebase::Args),
-    /// Read the log anew where its positions are another server's; said by hand where nothing shows it.
-    Rebase(rebase::Args),
-    /// Ask the relay here whether it is ready: for the health check of a container.
-    Health(health::Args),
     /// Signing secrets.
     #[command(subcommand)]
     Secret(secret::Command),
@@ -158,8 +154,6 @@ impl Cli {
             Command::Run(args) => run::run(&global, args).await,
             Command::Health(args) => health::run(&global, args).await,
             Command::Rebase(args) => rebase::run(&global, args).await,
-            Command::Rebase(args) => rebase::run(&global, args).await,
-            Command::Health(args) => health::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }
     }
