@@ -1,7 +1,7 @@
 //! Gauges of the whole service, the same from every relay: one look at the database at scrape time, kept a few
 //! seconds so that probes and scrapers cannot wear it out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,12 @@ use tokio::time::Instant;
 use super::Admin;
 use crate::model::token::Waiting;
 use crate::store::inspect::status::{self, Alarm, Edge};
-use crate::store::{Error, Result};
+use crate::store::{Error, Result, alarms};
 
 /// How long a look at the database serves.
 const KEPT: Duration = Duration::from_secs(5);
+/// Raised for a consumer whose broker is away or blocks.
+const ALARM_SHUT: alarms::Alarm = alarms::Alarm::EdgeShut;
 /// The longest a scrape waits for it.
 const TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -37,7 +39,7 @@ pub async fn render(admin: &Admin) -> String {
     gauge("fencepost_database_up", help, [(String::new(), up)]) + &service.map(|s| gauges(&s)).unwrap_or_default()
 }
 
-/// Consumers that are paused, asked to be left alone, or have deliveries that wait for an operator.
+/// Consumers that are paused, asked to be left alone, have deliveries in trouble, or cannot be reached by any.
 pub async fn unhealthy(admin: &Admin) -> Vec<String> {
     let Some(service) = look(admin).await else { return Vec::new() };
     let is_unhealthy = |edge: &&Edge| {
@@ -45,7 +47,10 @@ pub async fn unhealthy(admin: &Admin) -> Vec<String> {
             || edge.not_before_in.is_some()
             || [Waiting::Retry, Waiting::Dead, Waiting::InDoubt].iter().any(|token| edge.waiting_of(token.as_str()) > 0)
     };
-    service.edges.iter().filter(is_unhealthy).map(|edge| edge.name.clone()).collect()
+    let shut =
+        service.alarms.iter().filter(|alarm| alarm.name == ALARM_SHUT.as_str()).map(|alarm| alarm.object.clone());
+    let unhealthy = service.edges.iter().filter(is_unhealthy).map(|edge| edge.name.clone());
+    unhealthy.chain(shut).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// One look at a time; who comes meanwhile gets its result.

@@ -20,10 +20,11 @@ async fn the_demo_keeps_every_promise_through_its_crashes() {
     assert_eq!(code, 0, "{report}\n{errors}");
     let report: Value = serde_json::from_str(&report).unwrap();
     let count = |path: &str| report.pointer(path).and_then(Value::as_u64).unwrap_or_else(|| panic!("{path}: {report}"));
-    assert_eq!(count("/check/promised"), 384 * 2 + 40);
+    assert_eq!(count("/check/promised"), 384 * 3 + 40, "over HTTP and over AMQP");
     assert_eq!((count("/check/lost"), count("/check/unfinished")), (0, 0));
     // What it promises to survive did happen.
     assert_eq!((count("/relay_kills"), count("/workers_killed"), count("/workers_paused")), (2, 1, 1));
+    assert!(report["broker"].as_str().unwrap().contains("restarted once"), "{report}");
     assert!(count("/lease_losses_detected") >= 1, "{report}");
     assert!(count("/completions/lost") >= 1, "{report}");
     assert!(count("/consumers/0/answers/duplicate") >= 1, "{report}");

@@ -44,7 +44,7 @@ async fn no_commit_is_slept_through() {
 
 /// Whether the doorbell hangs in every shard.
 async fn asleep(client: &Client) -> Option<()> {
-    let sql = "select 1 from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock' and classid = fencepost.doorbell_class()
+    let sql = "select 1 from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock' and objsubid = 2 and classid = fencepost.doorbell_class()
                and database = (select oid from pg_database where datname = current_database()) having count(*) = 8";
     client.query_opt(sql, &[]).await.unwrap().map(drop)
 }
