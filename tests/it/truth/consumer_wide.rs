@@ -153,8 +153,7 @@ async fn in_progress_spends_no_budget_until_it_has_lasted_too_long() {
 #[tokio::test]
 async fn a_spent_budget_ends_in_dead_and_nothing_is_dropped() {
     let receiver = Receiver::start().await;
-    let rig =
-        Rig::with_retry("base = '50ms'\ncap = '100ms'\nbudget = '500ms'", &http("shop", &receiver.url(), "")).await;
+    let rig = Rig::with_retry("base = '50ms'\ncap = '100ms'\nbudget = '3s'", &http("shop", &receiver.url(), "")).await;
     let _relay = rig.relay().await;
     receiver.on_key("refused:1", Script::answer(404));
     receiver.on_key("throttled:1", Script::answer(429));
