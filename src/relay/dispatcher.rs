@@ -161,7 +161,7 @@ impl State {
                 biased;
                 Some(done) = self.attempts.join_next(), if !self.attempts.is_empty() => match done {
                     Ok((class, ended)) => self.came_back(class, ended),
-                    // The flight stays open: whoever takes the shard over parks the delivery.
+                    // The flight stays open: the reconciler parks the delivery.
                     Err(error) => tracing::error!(error = %report(&error), "an attempt's task failed"),
                 },
                 command = commands.recv() => match command {
