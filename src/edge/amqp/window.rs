@@ -383,7 +383,7 @@ mod tests {
         ) {
             let (mut window, mut library, mut known) = (Window::default(), Library::default(), HashMap::new());
             let (mut next, mut unreturned, mut unconfirmed) = (0, VecDeque::new(), Vec::new());
-            let all = steps.into_iter().chain(std::iter::repeat((3, order)).take(4 * routed.len() + 8));
+            let all = steps.into_iter().chain(std::iter::repeat_n((3, order), 4 * routed.len() + 8));
             for (step, pick) in all {
                 match step {
                     0 if next < routed.len() => {
