@@ -84,10 +84,10 @@ enum Command {
     Wait(wait::Args),
     /// Run the relay until SIGTERM or SIGINT.
     Run(run::Args),
-    /// Read the log anew where its positions are another server's; said by hand where nothing shows it.
-    Rebase(rebase::Args),
     /// Ask the relay here whether it is ready: for the health check of a container.
     Health(health::Args),
+    /// Read the log anew where its positions are another server's; said by hand where nothing shows it.
+    Rebase(rebase::Args),
     /// Signing secrets.
     #[command(subcommand)]
     Secret(secret::Command),
@@ -152,8 +152,8 @@ impl Cli {
             Command::Audit(args) => audit::run(&global, args).await,
             Command::Wait(args) => wait::run(&global, args).await,
             Command::Run(args) => run::run(&global, args).await,
-            Command::Rebase(args) => rebase::run(&global, args).await,
             Command::Health(args) => health::run(&global, args).await,
+            Command::Rebase(args) => rebase::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }
     }

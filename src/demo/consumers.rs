@@ -1,5 +1,6 @@
-//! Two real HTTP services. `demo-billing` dedups and fences through the consumer kit and says so; `demo-analytics` is
-//! any endpoint that answers 2xx. Both write down each request before they think about it, and both have bad moments.
+//! The demo's services. `demo-billing` (HTTP) and `demo-shipping` (AMQP) dedup and fence through the consumer kit and say
+//! so; `demo-analytics` is any endpoint that answers 2xx. All write down each request before they think about it, and those
+//! over HTTP have bad moments.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,6 +18,7 @@ use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::shipping;
 use super::site::Site;
 use super::stage::CONSUMER_TIMEOUT;
 use super::{Error, Result};
@@ -25,10 +27,15 @@ use crate::model::key::EffectKey;
 
 pub const BILLING: &str = "demo-billing";
 pub const ANALYTICS: &str = "demo-analytics";
+/// Only where there is a broker.
+pub const SHIPPING: &str = "demo-shipping";
+/// Those that apply each key once.
+pub const DEDUPING: [&str; 2] = [BILLING, SHIPPING];
 
 /// The running services, with their URLs. Dropped, they stop.
 pub struct Consumers {
     all: Vec<(Arc<Service>, String)>,
+    shipping: Option<Arc<Service>>,
     _servers: Vec<AbortOnDropHandle<()>>,
 }
 
@@ -83,7 +90,7 @@ pub fn router(site: &Site) -> Result<Router> {
 
 impl Consumers {
     pub async fn start(site: &Site) -> Result<Self> {
-        let mut this = Self { all: Vec::new(), _servers: Vec::new() };
+        let mut this = Self { all: Vec::new(), shipping: None, _servers: Vec::new() };
         for service in Service::all(site)? {
             let listener = TcpListener::bind("127.0.0.1:0").await.map_err(Error::io("no port for a consumer"))?;
             let address = listener.local_addr().map_err(Error::io("no port for a consumer"))?;
@@ -94,32 +101,56 @@ impl Consumers {
                 let _ = axum::serve(listener, router).await;
             })));
         }
+        if let Some(broker) = &site.broker {
+            let service = Service::shipping(site)?;
+            let consuming = shipping::serve(service.clone(), broker.url.clone(), broker.queue.clone());
+            this._servers.push(AbortOnDropHandle::new(tokio::spawn(consuming)));
+            this.shipping = Some(service);
+        }
         Ok(this)
     }
 
+    pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.all.iter().map(|(service, _)| service).chain(&self.shipping)
+    }
+
+    /// Those over HTTP, with their URLs.
     pub fn all(&self) -> &[(Arc<Service>, String)] {
         &self.all
     }
 
     /// Deliveries that reached their consumer at least once.
     pub fn received(&self) -> u64 {
-        self.all.iter().map(|(service, _)| service.seen().keys.len() as u64).sum()
+        self.services().map(|service| service.seen().keys.len() as u64).sum()
     }
 }
 
 impl Service {
     fn all(site: &Site) -> Result<[Arc<Self>; 2]> {
-        let new = |name, manner| {
-            Arc::new(Self {
-                name,
-                manner,
-                pool: site.pool.clone(),
-                schema: site.schema(),
-                prefix: site.prefix(),
-                seen: Mutex::default(),
-            })
+        let billing = Self::new(site, BILLING, Manner::Dedups(site.inbox(BILLING)?));
+        Ok([billing, Self::new(site, ANALYTICS, Manner::Plain)])
+    }
+
+    /// The service over AMQP.
+    pub fn shipping(site: &Site) -> Result<Arc<Self>> {
+        Ok(Self::new(site, SHIPPING, Manner::Dedups(site.inbox(SHIPPING)?)))
+    }
+
+    fn new(site: &Site, name: &'static str, manner: Manner) -> Arc<Self> {
+        let (pool, schema, prefix) = (site.pool.clone(), site.schema(), site.prefix());
+        Arc::new(Self { name, manner, pool, schema, prefix, seen: Mutex::default() })
+    }
+
+    /// One message: the receipt, then the effect. What comes back is the word for the reply.
+    pub async fn receive(&self, key: &EffectKey, body: &[u8]) -> Result<Verdict> {
+        self.write_receipt(key, body).await?;
+        self.seen().keys.insert(key.to_string());
+        let verdict = match &self.manner {
+            Manner::Dedups(inbox) => self.apply(inbox, key, body).await?,
+            Manner::Plain => Verdict::Applied,
         };
-        Ok([new(BILLING, Manner::Dedups(site.inbox()?)), new(ANALYTICS, Manner::Plain)])
+        *self.seen().answers.entry(verdict.ack().wire()).or_default() += 1;
+        Ok(verdict)
     }
 
     pub fn name(&self) -> &'static str {
@@ -166,9 +197,9 @@ impl Service {
         let tx = client.transaction().await?;
         let verdict = inbox.apply(&tx, key, body).await?;
         if verdict == Verdict::Applied {
-            let sql = format!("-- demo::invoice\ninsert into {}.invoices (key) values ($1)", self.schema);
+            let sql = format!("-- demo::apply\ninsert into {}.applied (consumer, key) values ($1, $2)", self.schema);
             let statement = tx.prepare_cached(&sql).await?;
-            tx.execute(&statement, &[&key.to_string()]).await?;
+            tx.execute(&statement, &[&self.name, &key.to_string()]).await?;
         }
         tx.commit().await?;
         Ok(verdict)

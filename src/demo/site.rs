@@ -2,7 +2,10 @@
 
 use deadpool_postgres::Pool;
 
+use secrecy::SecretString;
+
 use super::Result;
+use super::consumers::{ANALYTICS, BILLING, SHIPPING};
 use crate::inbox::Inbox;
 use crate::store::Database;
 
@@ -14,12 +17,28 @@ pub struct Site {
     pub run: String,
     pub database: Database,
     pub pool: Pool,
+    /// Where the AMQP consumer is, if there is one.
+    pub broker: Option<Way>,
+}
+
+/// How the AMQP consumer is reached.
+#[derive(Clone)]
+pub struct Way {
+    pub url: SecretString,
+    pub queue: String,
 }
 
 impl Site {
-    pub fn new(run: String, database: Database) -> Self {
+    pub fn new(run: String, database: Database, broker: Option<SecretString>) -> Self {
         let pool = database.pool(24);
-        Self { run, database, pool }
+        let broker = broker.map(|url| Way { url, queue: format!("demo-shipping-{run}") });
+        Self { run, database, pool, broker }
+    }
+
+    /// The consumers that the topic of this run reaches.
+    pub fn subscribers(&self) -> Vec<&'static str> {
+        let shipping = self.broker.as_ref().map(|_| SHIPPING);
+        [BILLING, ANALYTICS].into_iter().chain(shipping).collect()
     }
 
     /// Makes the tables of the run's own; fencepost's must be there. May be run again.
@@ -27,7 +46,7 @@ impl Site {
         let client = self.database.connect().await?;
         client.batch_execute(&format!("-- demo::stage\ncreate schema if not exists {}", self.schema())).await?;
         client.batch_execute(&TABLES.replace("{schema}", &self.schema())).await?;
-        Ok(self.inbox()?.install(&client).await?)
+        Ok(self.inbox(BILLING)?.install(&client).await?)
     }
 
     /// The schema of everything that is not fencepost's.
@@ -35,9 +54,9 @@ impl Site {
         format!("fencepost_demo_{}", self.run)
     }
 
-    /// The inbox of the consumer that has one.
-    pub fn inbox(&self) -> Result<Inbox> {
-        Ok(Inbox::new(&self.schema(), "demo")?)
+    /// The inbox of a consumer that has one.
+    pub fn inbox(&self, consumer: &str) -> Result<Inbox> {
+        Ok(Inbox::new(&self.schema(), consumer)?)
     }
 
     /// The kind of this run's tasks, and the topic of their effects.

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, Transaction};
 
-use super::consumers::{ANALYTICS, BILLING};
+use super::consumers::BILLING;
 use super::input::Bodies;
 use super::site::Site;
 use super::{Error, Result};
@@ -88,6 +88,8 @@ struct Job {
     kind: String,
     schema: String,
     bodies: Arc<Bodies>,
+    /// Whom the topic of the run reaches.
+    subscribers: Vec<&'static str>,
     until: Until,
     tally: Tally,
 }
@@ -141,6 +143,7 @@ impl Crew {
             kind: site.kind(),
             schema: site.schema(),
             bodies: bodies.clone(),
+            subscribers: site.subscribers(),
             until,
             tally: Tally::default(),
         });
@@ -254,7 +257,7 @@ impl Job {
         let effect = |effect: Effect| effect.kind(&body.kind).content_type("application/json");
         let payload = || Payload::Text(body.text.clone());
         let mut effects = vec![effect(Effect::on(&self.kind, payload()))];
-        let mut promised = vec![(1, BILLING), (1, ANALYTICS)];
+        let mut promised: Vec<(u32, &str)> = self.subscribers.iter().map(|consumer| (1, *consumer)).collect();
         if n.is_multiple_of(10) {
             effects.push(effect(Effect::to(BILLING, payload())));
             promised.push((2, BILLING));

@@ -1,6 +1,6 @@
 //! A relay from start to end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,7 +120,12 @@ pub async fn run(
     let keeping = tokio::spawn(keeper.run(stop.clone(), release.clone()));
     let reading = tokio::spawn(reader.run(told, stop.clone()));
     let loading = tokio::spawn(loader.run(stop.clone()));
-    let reconciler = Reconciler { pool: shared.pool.clone(), router: Arc::clone(&router), reached: HashMap::new() };
+    let reconciler = Reconciler {
+        pool: shared.pool.clone(),
+        router: Arc::clone(&router),
+        reached: HashMap::new(),
+        adrift: HashSet::new(),
+    };
     let reconciling = tokio::spawn(reconciler.run(stop.clone()));
     let replies = Replies {
         database: database.clone(),
