@@ -181,10 +181,10 @@ async fn the_log_refuses_changes_to_its_owner_too() {
             "fencepost.effects",
             "fencepost.ledger",
             "fencepost.effects_0",
-            "fencepost.ledger_0",
-            "fencepost.ledger_kept_0",
             "fencepost.effects_68719476736",
+            "fencepost.ledger_0",
             "fencepost.ledger_68719476736",
+            "fencepost.ledger_kept_0",
             "fencepost.effects_137438953472",
             "fencepost.ledger_137438953472",
         ]

@@ -60,7 +60,7 @@ async fn an_effect_kept_past_its_segment_is_seen() {
         rows(&c, "select key, consumer, token from fencepost.deliveries order by 1").await,
         ["t:1|billing|-", "u:1|billing|-"]
     );
-    assert_eq!(one(&c, "select fencepost.effect_id_of('t:1'), fencepost.effect_id_of('u:1')").await, "1|2");
+    assert_eq!(one(&c, "select fencepost.effect_id_of('t:1'), fencepost.effect_id_of('u:1')").await, "1|68719476736");
     assert_eq!(super::code(&c, "select fencepost.reopen_task('t', 'r')").await, "55000", "its kept delivery waits");
 }
 
@@ -99,7 +99,7 @@ async fn a_look_up_by_key_reads_a_few_pages_of_a_large_log() {
     let by_key = pages_read(&c, by_key).await;
     let by_scan = pages_read(&c, "select consumer from fencepost.deliveries where key = 't:1'").await;
     assert!(by_scan > 500, "the log is too small to tell: {by_scan}");
-    assert!(by_key < 50, "{by_key} pages by key, {by_scan} by a scan");
+    assert!(by_key < 100, "{by_key} pages by key, {by_scan} by a scan");
 }
 
 /// How many pages a query reads, in memory or not, what its functions read included.
