@@ -6,9 +6,11 @@ ARG BASE_IMAGE=debian:bookworm-20250520-slim
 FROM ${RUST_IMAGE} AS build
 ARG PROFILE=release
 WORKDIR /src
-# The dependencies first, with nothing of ours: this layer lasts until Cargo.lock changes.
+# The dependencies first, with an empty file for each target: this layer lasts until Cargo.toml or Cargo.lock changes.
 COPY Cargo.toml Cargo.lock ./
-RUN mkdir -p src tests/it && touch src/lib.rs tests/it/main.rs && echo 'fn main() {}' >src/main.rs \
+RUN mkdir src && touch src/lib.rs && for target in $(sed -n 's/^path = "\(.*\.rs\)"/\1/p' Cargo.toml); do \
+        mkdir -p "$(dirname "$target")" && echo 'fn main() {}' >"$target"; \
+    done \
     && cargo install --locked --profile "${PROFILE}" --path . --root /tmp/none && rm -r src /tmp/none
 COPY src src
 COPY migrations migrations

@@ -32,6 +32,7 @@ pub mod edge;
 mod failpoint;
 pub mod inbox;
 pub mod model;
+pub mod mutant;
 pub mod producer;
 pub mod relay;
 pub mod store;

@@ -18,6 +18,7 @@ mod health;
 pub mod logging;
 mod migrate;
 mod output;
+mod rebase;
 mod rotate;
 mod run;
 mod secret;
@@ -83,6 +84,8 @@ enum Command {
     Wait(wait::Args),
     /// Run the relay until SIGTERM or SIGINT.
     Run(run::Args),
+    /// Read the log anew where its positions are another server's; said by hand where nothing shows it.
+    Rebase(rebase::Args),
     /// Ask the relay here whether it is ready: for the health check of a container.
     Health(health::Args),
     /// Signing secrets.
@@ -149,6 +152,7 @@ impl Cli {
             Command::Audit(args) => audit::run(&global, args).await,
             Command::Wait(args) => wait::run(&global, args).await,
             Command::Run(args) => run::run(&global, args).await,
+            Command::Rebase(args) => rebase::run(&global, args).await,
             Command::Health(args) => health::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }

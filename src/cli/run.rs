@@ -32,7 +32,7 @@ pub async fn run(global: &Global, _args: Args) -> anyhow::Result<Exit> {
     let serving = tokio::spawn(admin::serve(listener, admin, ended.clone()));
     let reach = config.reach();
     let done = async {
-        apply_consumers(&database, &config, &stop).await?;
+        health.during(apply_consumers(&database, &config, &stop)).await?;
         relay::run(database, config.options, reach, health, stop).await?;
         anyhow::Ok(Exit::Done)
     };

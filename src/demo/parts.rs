@@ -11,12 +11,14 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::consumers;
+use super::consumers::{self, ANALYTICS, BILLING, SHIPPING, Service};
 use super::input::Bodies;
 use super::report::{self, Check};
+use super::shipping;
 use super::site::Site;
 use super::workers::{self, Crew, Until};
 use super::{Error, Result};
+use crate::model::broker::Broker;
 use crate::store::Database;
 
 /// The name of the run that all parts belong to.
@@ -35,6 +37,8 @@ pub enum Role {
     Worker,
     /// Both HTTP consumers on --listen, as /demo-billing and /demo-analytics, until SIGTERM.
     HttpConsumer,
+    /// The AMQP consumer of the configured broker "default": reads the queue demo-shipping, until SIGTERM.
+    AmqpConsumer,
     /// Hold the producers' word against the consumers'; exit code 1 where they differ.
     Check,
 }
@@ -46,6 +50,8 @@ pub struct Part {
     pub tasks: u32,
     pub payloads: Option<PathBuf>,
     pub listen: SocketAddr,
+    /// The broker of the AMQP consumer.
+    pub broker: Option<Arc<Broker>>,
 }
 
 /// What a part has to say at its end.
@@ -78,7 +84,7 @@ impl fmt::Display for Said {
 
 /// Plays the part to its end.
 pub async fn play(part: Part, stop: CancellationToken) -> Result<Said> {
-    let site = Site::new(RUN.into(), part.database);
+    let site = Site::new(RUN.into(), &[BILLING, ANALYTICS, SHIPPING], part.database);
     match part.role {
         Role::Stage => stage(&site).await.map(|()| Said::Done),
         Role::Submit => submit(&site, part.tasks).await,
@@ -90,9 +96,17 @@ pub async fn play(part: Part, stop: CancellationToken) -> Result<Said> {
         Role::HttpConsumer => {
             let what = || format!("cannot listen on {}", part.listen);
             let listener = TcpListener::bind(part.listen).await.map_err(Error::io(what()))?;
+            let address = listener.local_addr().map_err(Error::io(what()))?;
+            eprintln!("listening on {address}");
             let router = consumers::router(&site)?;
             let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
             served.map(|()| Said::Done).map_err(Error::io(what()))
+        }
+        Role::AmqpConsumer => {
+            let broker = part.broker.ok_or(Error::NoBroker)?;
+            let service = Arc::new(Service::shipping(&site)?);
+            stop.run_until_cancelled(shipping::serve(service, broker)).await;
+            Ok(Said::Done)
         }
         Role::Check => {
             let client = site.database.connect().await?;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use super::Result;
-use super::consumers::{BILLING, Consumers, Ledger};
+use super::consumers::{BILLING, Consumers, Ledger, SHIPPING};
 use super::stage::Stage;
 use super::workers::Tally;
 
@@ -30,6 +30,8 @@ pub struct Report {
     /// Of those, how many the consumer's own word has ended.
     pub doubts_resolved: i64,
     pub relay_kills: u32,
+    /// In a few words, also why there was none.
+    pub broker: String,
     pub workers_killed: u64,
     pub workers_paused: u64,
     /// Completions refused because another worker held a newer epoch.
@@ -52,7 +54,7 @@ pub struct Check {
     pub lost: i64,
     /// In a consumer's ledger without having been promised.
     pub unasked: i64,
-    /// Not once in the table of the consumer that dedups.
+    /// Not once in the table of a consumer that dedups.
     pub not_applied: i64,
     /// Twice there.
     pub applied_twice: i64,
@@ -66,6 +68,7 @@ impl Report {
         consumers: &Consumers,
         tally: &Tally,
         relay_kills: u32,
+        broker: String,
         unfinished: i64,
         took: Duration,
     ) -> Result<Self> {
@@ -83,10 +86,11 @@ impl Report {
             doubts,
             doubts_resolved,
             relay_kills,
+            broker,
             workers_killed: tally.killed(),
             workers_paused: tally.paused(),
             lease_losses_detected: tally.lease_losses(),
-            consumers: consumers.all().iter().map(|(service, _)| service.ledger()).collect(),
+            consumers: consumers.services().map(|service| service.ledger()).collect(),
             deliveries_per_second,
             latency_p50_ms,
             latency_p99_ms,
@@ -173,11 +177,11 @@ pub(super) async fn check(client: &Client, schema: &str, unfinished: i64) -> Res
                       (select count(*) from {schema}.receipts r where not exists (
                           select from {schema}.promised p
                           where p.consumer = r.consumer and p.key = r.key and p.body_sha256 = r.body_sha256)),
-                      (select count(*) from {schema}.promised p where p.consumer = $1 and not exists (
-                          select from {schema}.invoices i where i.key = p.key)),
+                      (select count(*) from {schema}.promised p where p.consumer = any ($1) and not exists (
+                          select from {schema}.made m where m.consumer = p.consumer and m.key = p.key)),
                       (select count(*) from (
-                          select from {schema}.invoices group by key having count(*) > 1) twice)";
-    let row = client.query_one(&sql.replace("{schema}", schema), &[&BILLING]).await?;
+                          select from {schema}.made group by consumer, key having count(*) > 1) twice)";
+    let row = client.query_one(&sql.replace("{schema}", schema), &[&[BILLING, SHIPPING].as_slice()]).await?;
     Ok(Check {
         promised: row.get(0),
         lost: row.get(1),
@@ -214,7 +218,7 @@ impl fmt::Display for Report {
             )?;
         }
         let absorbed = self.consumers.iter().filter_map(|ledger| ledger.answers.get("duplicate")).sum::<u64>();
-        writeln!(f, "duplicates    {absorbed} absorbed by {BILLING}")?;
+        writeln!(f, "duplicates    {absorbed} absorbed by the consumers that dedup")?;
         writeln!(
             f,
             "doubt         {} deliveries had an ambiguous attempt; the consumer's own word resolved {}, a bare 2xx ended {}",
@@ -227,6 +231,7 @@ impl fmt::Display for Report {
             "relay         killed {} times; {} attempts it left without an outcome, made again",
             self.relay_kills, self.attempts_without_outcome
         )?;
+        writeln!(f, "broker        {}", self.broker)?;
         writeln!(
             f,
             "workers       {} killed, {} paused past their lease; {} completions refused because the lease was gone",
@@ -267,6 +272,7 @@ mod tests {
             doubts: 3,
             doubts_resolved: 2,
             relay_kills: 2,
+            broker: "none".into(),
             workers_killed: 1,
             workers_paused: 1,
             lease_losses_detected: 3,

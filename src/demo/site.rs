@@ -12,14 +12,16 @@ const TABLES: &str = include_str!("stage.sql");
 pub struct Site {
     /// Names everything that belongs to this run.
     pub run: String,
+    /// The consumers that are subscribed to its topic.
+    pub subscribers: &'static [&'static str],
     pub database: Database,
     pub pool: Pool,
 }
 
 impl Site {
-    pub fn new(run: String, database: Database) -> Self {
+    pub fn new(run: String, subscribers: &'static [&'static str], database: Database) -> Self {
         let pool = database.pool(24);
-        Self { run, database, pool }
+        Self { run, subscribers, database, pool }
     }
 
     /// Makes the tables of the run's own; fencepost's must be there. May be run again.
@@ -27,7 +29,7 @@ impl Site {
         let client = self.database.connect().await?;
         client.batch_execute(&format!("-- demo::stage\ncreate schema if not exists {}", self.schema())).await?;
         client.batch_execute(&TABLES.replace("{schema}", &self.schema())).await?;
-        Ok(self.inbox()?.install(&client).await?)
+        Ok(self.inbox("demo")?.install(&client).await?)
     }
 
     /// The schema of everything that is not fencepost's.
@@ -35,9 +37,9 @@ impl Site {
         format!("fencepost_demo_{}", self.run)
     }
 
-    /// The inbox of the consumer that has one.
-    pub fn inbox(&self) -> Result<Inbox> {
-        Ok(Inbox::new(&self.schema(), "demo")?)
+    /// The inbox of one consumer; all of them are in the same tables.
+    pub fn inbox(&self, consumer: &str) -> Result<Inbox> {
+        Ok(Inbox::new(&self.schema(), consumer)?)
     }
 
     /// The kind of this run's tasks, and the topic of their effects.

@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use super::consumers::{ANALYTICS, BILLING, Consumers};
+use super::broker::{self, Found, Node};
+use super::consumers::{ANALYTICS, BILLING, Consumers, SHIPPING};
 use super::embedded::guardian::Guardian;
 use super::embedded::postgres::{Durability, PrivatePostgres};
 use super::relay::Relay;
+use super::shipping;
 use super::site::Site;
 use super::{Error, Result};
 use crate::store::audit::Reason;
@@ -28,10 +30,12 @@ pub struct Stage {
     pub folder: PathBuf,
     pub guardian: std::sync::Mutex<Guardian>,
     private: Option<PrivatePostgres>,
+    pub broker: Found,
 }
 
 impl Stage {
-    pub async fn set(url: Option<&SecretString>) -> Result<Self> {
+    pub async fn set(url: Option<&SecretString>) -> Result<(Self, Node)> {
+        let broker = tokio::spawn(Found::look());
         let mut private = None;
         let url = match url {
             Some(url) => url.clone(),
@@ -45,16 +49,20 @@ impl Stage {
         let guardian = Guardian::new(&[&folder]).map_err(Error::io("cannot start sh"))?.into();
         let database = Database::new(&url, "fencepost-demo")?;
         schema::migrate(&mut database.connect().await?).await?;
-        let site = Site::new(run, database);
+        let (broker, node) =
+            broker.await.map_err(|error| Error::io("looking for a broker")(std::io::Error::other(error)))?;
+        let subscribers: &[_] =
+            if broker.url().is_some() { &[BILLING, ANALYTICS, SHIPPING] } else { &[BILLING, ANALYTICS] };
+        let site = Site::new(run, subscribers, database);
         site.prepare().await?;
-        Ok(Self { site, url, folder, guardian, private })
+        Ok((Self { site, url, folder, guardian, private, broker }, node))
     }
 
     /// Where the run happens, in a few words.
     pub fn describe(&self) -> String {
         match &self.private {
-            Some(server) => format!("a private PostgreSQL from {}", server.bin().display()),
-            None => "your database".into(),
+            Some(server) => format!("a private PostgreSQL from {}, {}", server.bin().display(), self.broker.name()),
+            None => format!("your database, {}", self.broker.name()),
         }
     }
 
@@ -72,6 +80,13 @@ impl Stage {
             client
                 .query("-- demo::declare\nselect fencepost.declare_consumer($1, $2)", &[&consumer.name(), &spec])
                 .await?;
+        }
+        if let Some(broker) = self.broker.address()? {
+            shipping::declare(&broker).await?;
+            let topics = [self.site.kind()];
+            let spec = json!({ "kind": "amqp", "routing_key": SHIPPING, "ack": "required", "topics": topics });
+            client.query("-- demo::declare\nselect fencepost.declare_consumer($1, $2)", &[&SHIPPING, &spec]).await?;
+            init_replies(self).await?;
         }
         Ok(())
     }
@@ -99,7 +114,7 @@ impl Stage {
     pub async fn strike(self) -> Result<()> {
         if self.private.is_none() {
             let mut client = self.site.database.connect().await?;
-            let names = [BILLING, ANALYTICS].map(str::to_owned);
+            let names: Vec<String> = self.site.subscribers.iter().map(|name| (*name).to_owned()).collect();
             consumers::change_state(&mut client, StateChange::Retire, &names, &reason()).await?;
             client.batch_execute(&format!("-- demo::strike\ndrop schema {} cascade", self.site.schema())).await?;
         }
@@ -110,6 +125,25 @@ impl Stage {
 fn reason() -> Reason {
     // Unwrap safety: a short text.
     "the demo ended".parse().expect("a reason")
+}
+
+/// `fencepost amqp init`, as a user runs it: fencepost's reply queues.
+async fn init_replies(stage: &Stage) -> Result<()> {
+    let program = std::env::current_exe().map_err(Error::io("cannot find this program"))?;
+    let config = relay_config(&stage.folder, &stage.site.run)?;
+    let output = tokio::process::Command::new(program)
+        .args(["amqp", "init", "--yes", "--reason", "the demo", "--config"])
+        .arg(config)
+        .envs(environment(stage))
+        .stdin(std::process::Stdio::null())
+        .output()
+        .await
+        .map_err(Error::io("cannot run fencepost amqp init"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(Error::io("fencepost amqp init failed")(std::io::Error::other(said)))
 }
 
 /// A configuration for the relay of this run.
@@ -124,7 +158,9 @@ pub fn relay_config(folder: &Path, run: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The environment of a child that uses this run's database: a password belongs into no file and no argument.
-pub fn database_env(url: &SecretString) -> (&'static str, &str) {
-    ("DATABASE_URL", url.expose_secret())
+/// The environment of a child that uses this run's servers: a password belongs into no file and no argument.
+pub fn environment(stage: &Stage) -> Vec<(&'static str, String)> {
+    let database = ("DATABASE_URL", stage.url.expose_secret().to_string());
+    let broker = stage.broker.url().map(|url| (broker::URL, url.expose_secret().to_string()));
+    std::iter::once(database).chain(broker).collect()
 }

@@ -11,8 +11,8 @@ create table if not exists {schema}.receipts (
     at          timestamptz not null default clock_timestamp()
 );
 
--- The effect of the consumer that dedups. No unique key: only the inbox keeps it from happening twice.
-create table if not exists {schema}.invoices (key text not null);
+-- The effects of the consumers that dedup. No unique key: only the inbox keeps one from happening twice.
+create table if not exists {schema}.made (consumer text not null, key text not null);
 
 -- The numbers of tasks that are submitted in several goes.
 create sequence if not exists {schema}.task_numbers minvalue 0 start 0;

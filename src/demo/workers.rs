@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, Transaction};
 
-use super::consumers::{ANALYTICS, BILLING};
+use super::consumers::BILLING;
 use super::input::Bodies;
 use super::site::Site;
 use super::{Error, Result};
@@ -87,6 +87,7 @@ struct Job {
     name: String,
     kind: String,
     schema: String,
+    subscribers: &'static [&'static str],
     bodies: Arc<Bodies>,
     until: Until,
     tally: Tally,
@@ -140,6 +141,7 @@ impl Crew {
             name: format!("{}worker-{:04x}", site.prefix(), rand::random::<u16>()),
             kind: site.kind(),
             schema: site.schema(),
+            subscribers: site.subscribers,
             bodies: bodies.clone(),
             until,
             tally: Tally::default(),
@@ -254,7 +256,7 @@ impl Job {
         let effect = |effect: Effect| effect.kind(&body.kind).content_type("application/json");
         let payload = || Payload::Text(body.text.clone());
         let mut effects = vec![effect(Effect::on(&self.kind, payload()))];
-        let mut promised = vec![(1, BILLING), (1, ANALYTICS)];
+        let mut promised: Vec<_> = self.subscribers.iter().map(|consumer| (1, *consumer)).collect();
         if n.is_multiple_of(10) {
             effects.push(effect(Effect::to(BILLING, payload())));
             promised.push((2, BILLING));

@@ -161,7 +161,7 @@ impl State {
                 biased;
                 Some(done) = self.attempts.join_next(), if !self.attempts.is_empty() => match done {
                     Ok((class, ended)) => self.came_back(class, ended),
-                    // The flight stays open: whoever takes the shard over parks the delivery.
+                    // The flight stays open: the reconciler parks the delivery.
                     Err(error) => tracing::error!(error = %report(&error), "an attempt's task failed"),
                 },
                 command = commands.recv() => match command {
@@ -406,6 +406,9 @@ impl State {
     fn report(&mut self, outcome: &Outcome) {
         let was_broken = self.gate.is_broken();
         let report = match &outcome.end {
+            End::NotDelivered | End::Ambiguous if self.served.edge.shuts_by_itself() => {
+                return self.gate.withdrawn(Instant::now());
+            }
             End::NotDelivered | End::Ambiguous => Report::Failing,
             End::Answered { status: 500.., ack: AckReading::Silent | AckReading::Malformed { .. } } => Report::Failing,
             End::Answered { .. } | End::Confirmed | End::Unroutable | End::Refused => Report::Healthy,

@@ -15,6 +15,7 @@ pub mod dispatcher;
 pub mod doorbell;
 pub mod gate;
 pub mod health;
+pub mod history;
 pub mod keeper;
 pub mod lane;
 pub mod lease;
@@ -36,5 +37,5 @@ mod way;
 pub mod words;
 
 pub use health::Health;
+pub use history::run;
 pub use options::Options;
-pub use run::run;

@@ -10,6 +10,8 @@ use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::history::Pin;
+
 /// The longest a connect may take, TLS and authentication included.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest a pooled statement may take on the server.
@@ -30,6 +32,18 @@ pub enum Error {
     /// Something the schema rules out was read: the text says what.
     #[error("database holds something unexpected: {0}")]
     Corrupt(String),
+    #[error(
+        "the server is a standby and read-only: a relay works on the primary; waiting for its promotion, or for another address to answer"
+    )]
+    Standby,
+    /// Not the server, timeline or database that this relay began on.
+    #[error("the database has another history than the one this relay began on")]
+    OtherHistory,
+    #[error(
+        "the identity of fencepost.effects stands at {last}, behind effect {newest}: it would give ids out twice; \
+         stop the producers and run: select setval('fencepost.effects_id_seq', {newest})"
+    )]
+    Identity { last: i64, newest: i64 },
     #[error("{0}")]
     Schema(#[from] super::schema::SchemaError),
 }
@@ -77,6 +91,7 @@ fn describe(error: &tokio_postgres::Error) -> String {
 pub struct Database {
     config: Config,
     tls: MakeRustlsConnect,
+    pin: Option<Pin>,
 }
 
 impl Database {
@@ -119,7 +134,16 @@ impl Database {
             .keepalives_interval(Duration::from_secs(10))
             .keepalives_retries(3)
             .tcp_user_timeout(Duration::from_secs(30));
-        Ok(Self { config, tls: MakeRustlsConnect::new(tls_config(root.as_deref())?) })
+        Ok(Self { config, tls: MakeRustlsConnect::new(tls_config(root.as_deref())?), pin: None })
+    }
+
+    /// The same database, whose sessions must find themselves in this history.
+    pub fn pinned(&self, pin: Pin) -> Self {
+        Self { pin: Some(pin), ..self.clone() }
+    }
+
+    pub(super) fn pin(&self) -> Option<&Pin> {
+        self.pin.as_ref()
     }
 
     /// A connection of its own for a session that keeps state, with the driver the caller must poll.

@@ -113,7 +113,9 @@ with held as (
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold,
            exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = g.consumer_id
-                   and a.attempt = 1 and not a.ended) as started
+                   and a.attempt = 1 and not a.ended)
+           and not exists (select 1 from fencepost.attempts z where z.effect_id = e.id and z.consumer_id = g.consumer_id
+                           and z.attempt = 1 and z.ended and z.token <> 'ambiguous') as started
     from marked g
     join fencepost.flights f on f.shard = $1 and f.seq between g.from_seq and g.draining_to and f.first_id is not null
     cross join lateral ({FLIGHT_IDS}) m

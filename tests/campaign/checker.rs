@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::consumers::{Profile, Receipt, Said, Speech, profile};
+use crate::consumers::{Profile, Receipt, Said, Speech, Transport, profile};
 use crate::database::{Database, Delivery, Tenure};
 use crate::producers::{Claimed, Intent, Part, Told};
 
@@ -169,6 +169,16 @@ impl<'a> Judge<'a> {
                     "conflict" => &[Said::Conflict],
                     // A malformed word counts as none.
                     "accepted" => &[Said::Fine, Said::Garbage],
+                    // The broker's word: it has it, and so the consumer gets it, sooner or later.
+                    "confirmed" => {
+                        if received.is_empty() {
+                            self.fault(
+                                "I2",
+                                format!("{} is confirmed, and {} never got it", delivery.key, delivery.consumer),
+                            );
+                        }
+                        continue;
+                    }
                     "expired" => {
                         if received.iter().any(|receipt| receipt.applied.is_some()) {
                             self.fault("I2", format!("{} expired, and {} applied it", delivery.key, delivery.consumer));
@@ -218,8 +228,13 @@ impl<'a> Judge<'a> {
     /// One receipt is what was asked for; each further one needs a reason on record.
     fn duplicates(&mut self) {
         for delivery in self.case.database.deliveries.values() {
-            let received = self.received(delivery).len();
-            let hold = profile(&delivery.consumer).is_some_and(|profile| profile.hold);
+            let Some(profile) = profile(&delivery.consumer) else { continue };
+            let receipts = self.received(delivery);
+            // The broker brings a message again by itself, and not always says so: there the attempts count.
+            let (received, hold) = match profile.transport {
+                Transport::Http => (receipts.len(), profile.holds()),
+                Transport::Amqp => (receipts.iter().map(|r| r.attempt).collect::<HashSet<_>>().len(), false),
+            };
             let among = |tokens: &[&str]| {
                 let ended = |attempt: &&crate::database::Attempt| {
                     attempt.ended.as_deref().is_some_and(|token| tokens.contains(&token))
@@ -227,7 +242,12 @@ impl<'a> Judge<'a> {
                 delivery.attempts.values().filter(ended).count()
             };
             // Where a duplicate costs, only the consumer's own word or an operator's allows another attempt.
-            let reasons = if hold { among(&DEFINITE) + delivery.asked } else { among(&UNFINISHED) };
+            let reasons = match profile.transport {
+                Transport::Http if hold => among(&DEFINITE) + delivery.asked,
+                Transport::Http => among(&UNFINISHED),
+                // Confirmed, and no reply in time.
+                Transport::Amqp => delivery.attempts.len().saturating_sub(1),
+            };
             if received > 1 + reasons {
                 let (key, consumer) = (&delivery.key, &delivery.consumer);
                 let attempts = &delivery.attempts;
@@ -248,7 +268,7 @@ impl<'a> Judge<'a> {
         for part in self.case.parts.iter().filter(|part| self.case.database.business.contains(&part.part)) {
             for intent in &part.intents {
                 let Some((key, n)) = &intent.order else { continue };
-                for target in intent.targets.iter().filter(|target| profile(target).is_some_and(|p| p.ordered)) {
+                for target in intent.targets.iter().filter(|target| profile(target).is_some_and(Profile::ordered)) {
                     lines.entry((target, key)).or_default().push((*n, intent));
                 }
             }
@@ -332,7 +352,7 @@ impl<'a> Judge<'a> {
 
 /// From when on the next of its key may be sent: none where something else than an attempt ended it.
 fn ended_for_order(profile: Option<&Profile>, delivery: &Delivery, received: &[&Receipt]) -> Option<i64> {
-    let by_attempt = ["applied", "duplicate", "accepted", "stale", "conflict"];
+    let by_attempt = ["applied", "duplicate", "accepted", "stale", "conflict", "confirmed"];
     if !delivery.facts.iter().all(|fact| by_attempt.contains(&fact.token.as_str())) {
         return None;
     }

@@ -28,12 +28,23 @@ impl History {
         let folder = target.join("campaign").join(name);
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        // Whatever is built meanwhile: all runs of this process are of one program.
+        let kept = target.join("campaign").join(format!("program-{}", std::process::id()));
+        if !kept.exists() {
+            fs::hard_link(env!("CARGO_BIN_EXE_fencepost"), &kept).context("cannot link the program")?;
+        }
+        fs::hard_link(&kept, folder.join("fencepost")).context("cannot link the program")?;
         let diary = Lines::create(&folder.join("history.jsonl"))?;
         Ok(Self { folder, started: Instant::now(), diary, order: AtomicU64::new(0) })
     }
 
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// The program under test.
+    pub fn program(&self) -> PathBuf {
+        self.folder.join("fencepost")
     }
 
     pub fn lines(&self, name: &str) -> anyhow::Result<Lines> {
@@ -48,6 +59,20 @@ impl History {
     /// A number larger than any given before: what happened earlier has a smaller one.
     pub fn tick(&self) -> u64 {
         self.order.fetch_add(1, Ordering::SeqCst) + 1
+    }
+}
+
+/// Removes what [`History::new`] keeps for the runs of this process.
+pub fn forget_program() {
+    let target = Path::new(env!("CARGO_BIN_EXE_fencepost")).ancestors().nth(2).map(|target| target.join("campaign"));
+    if let Some(folder) = target {
+        let _ = fs::remove_file(folder.join(format!("program-{}", std::process::id())));
+    }
+}
+
+impl Drop for History {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.program());
     }
 }
 

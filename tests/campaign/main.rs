@@ -1,4 +1,4 @@
-//! The fault campaign (`make campaign`): relays, a real PostgreSQL, consumers and producers, with faults on every link
+//! The fault campaign (`make campaign`): relays, a real PostgreSQL and RabbitMQ, consumers and producers, with faults on every link
 //! and process at moments drawn from a seed; then a checker that reads three witnesses and explains every receipt.
 //!
 //! - the producers' log: what each transaction intended, and whether it committed (`producers`),
@@ -8,10 +8,12 @@
 //! `plan` draws the faults, `nemesis` does them, `checker` judges. The history of a run is kept as JSON lines in
 //! `target/campaign/<seed>/`.
 
+mod amqp;
 mod checker;
 mod consumers;
 mod database;
 mod history;
+mod http;
 mod mutants;
 mod nemesis;
 mod operator;
@@ -63,7 +65,12 @@ struct Args {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
-    let args = Args::parse();
+    let ended = campaign(Args::parse()).await;
+    history::forget_program();
+    ended
+}
+
+async fn campaign(args: Args) -> anyhow::Result<ExitCode> {
     let length = args.minutes.map_or(Duration::from_secs(args.seconds), |minutes| Duration::from_secs(minutes * 60));
     if args.mutants {
         return mutants::run_all(length, args.seed, args.only.as_deref()).await;
@@ -71,12 +78,12 @@ async fn main() -> anyhow::Result<ExitCode> {
     if !args.no_regressions && args.seed.is_none() {
         for (seed, story) in REGRESSIONS {
             println!("seed {seed} again: {story}");
-            if !run::run(*seed, SHORT, &[]).await?.print() {
+            if !run::run(*seed, SHORT, &[], run::SETTLES_WITHIN).await?.print() {
                 return Ok(ExitCode::FAILURE);
             }
         }
     }
     let seed = args.seed.unwrap_or_else(rand::random::<u64>) % 1_000_000_000;
-    let good = run::run(seed, length, &[]).await?.print();
+    let good = run::run(seed, length, &[], run::SETTLES_WITHIN).await?.print();
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

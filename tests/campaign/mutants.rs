@@ -7,6 +7,9 @@ use anyhow::bail;
 
 use crate::run;
 
+/// A mistake that leaves something behind has left it by then.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 #[cfg(feature = "mutants")]
 fn names() -> Vec<&'static str> {
     fencepost::mutant::Mutant::ALL.iter().map(|mutant| mutant.as_str()).collect()
@@ -27,7 +30,7 @@ pub async fn run_all(length: Duration, seed: Option<u64>, only: Option<&str>) ->
     let mut escaped = 0;
     for name in names {
         let seed = seed.unwrap_or_else(rand::random::<u64>) % 1_000_000_000;
-        let report = run::run(seed, length, &[("FENCEPOST_MUTANT", name)]).await?;
+        let report = run::run(seed, length, &[("FENCEPOST_MUTANT", name)], PATIENCE).await?;
         report.print();
         let caught = report.broken();
         let verdict = if caught.is_empty() { "ESCAPED" } else { "caught" };

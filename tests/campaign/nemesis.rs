@@ -7,7 +7,8 @@ use fencepost::demo::embedded::guardian::Signal;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::consumers::Mood;
+use crate::amqp;
+use crate::consumers::{HTTP, Mood, PROFILES};
 use crate::fault_proxy::{Direction, Fault as Wire};
 use crate::operator;
 use crate::plan::{Fault, Planned};
@@ -44,8 +45,13 @@ pub async fn run(stage: Arc<Stage>, producers: Arc<PostgresProxy>, plan: Vec<Pla
 /// Ends every fault.
 pub async fn heal(stage: &Stage) -> anyhow::Result<()> {
     for link in &stage.consumers {
-        link.consumer.feel(Mood::Well);
+        link.desk.feel(Mood::Well);
         link.proxy.heal();
+    }
+    stage.broker.wire.heal();
+    stage.broker.node.lock().await.ctl(&["set_vm_memory_high_watermark", "0.4"]).await?;
+    for n in HTTP..PROFILES.len() {
+        amqp::flap(&stage.broker.url, PROFILES[n].name, Duration::ZERO).await?;
     }
     for replica in &stage.replicas {
         replica.wire.heal();
@@ -163,16 +169,60 @@ async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> any
             consumer_wire(stage, n, Direction::ToServer, Wire::CutAfter(bytes), lasts).await;
         }
         Fault::ConsumerMood(n, mood) => {
-            let consumer = &stage.consumers[n].consumer;
-            consumer.feel(mood);
+            let desk = &stage.consumers[n].desk;
+            desk.feel(mood);
             tokio::time::sleep(lasts).await;
-            consumer.feel(Mood::Well);
+            desk.feel(Mood::Well);
         }
         Fault::ConsumerPaused(n) => {
-            let name = stage.consumers[n].consumer.profile.name;
+            let name = stage.consumers[n].desk.profile.name;
             operator::command(stage, &["consumers", "pause", name]).await?;
             tokio::time::sleep(lasts).await;
             operator::command(stage, &["consumers", "resume", name]).await?;
+        }
+        Fault::BrokerKilled => {
+            let mut node = stage.broker.node.lock().await;
+            node.kill().await?;
+            tokio::time::sleep(lasts / 2).await;
+            node.boot().await?;
+        }
+        Fault::BrokerRestarted => {
+            let mut node = stage.broker.node.lock().await;
+            node.stop().await?;
+            node.boot().await?;
+        }
+        Fault::BrokerAlarm => {
+            let node = stage.broker.node.lock().await;
+            node.ctl(&["set_vm_memory_high_watermark", "0.000001"]).await?;
+            tokio::time::sleep(lasts).await;
+            node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await?;
+        }
+        Fault::BrokerCut => stage.broker.wire.reset_all(),
+        Fault::BrokerRefused => {
+            stage.broker.wire.refuse();
+            tokio::time::sleep(lasts).await;
+            stage.broker.wire.heal();
+        }
+        Fault::BrokerBlackHole => {
+            stage.broker.wire.blackhole();
+            tokio::time::sleep(lasts).await;
+            stage.broker.wire.heal();
+        }
+        Fault::BrokerSwallowsAnswers => {
+            stage.broker.wire.set(Direction::ToClient, Wire::Swallow);
+            tokio::time::sleep(lasts).await;
+            stage.broker.wire.heal();
+        }
+        Fault::BrokerUnbound(n) => {
+            amqp::flap(&stage.broker.url, PROFILES[n].name, lasts.min(Duration::from_secs(5))).await?
+        }
+        Fault::BrokerPurged(n) => {
+            let desk = &stage.consumers[n].desk;
+            desk.feel(Mood::BlackHole);
+            tokio::time::sleep(lasts / 2).await;
+            let purged = amqp::purge(&stage.broker.url, PROFILES[n].name).await;
+            desk.feel(Mood::Well);
+            purged?;
         }
         Fault::Skipped => operator::skip_one(stage).await?,
         Fault::EffectsLocked => {

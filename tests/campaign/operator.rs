@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// `fencepost ARGS --yes --reason campaign`, past every proxy.
 pub async fn command(stage: &Stage, args: &[&str]) -> anyhow::Result<()> {
-    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_fencepost"))
+    let output = tokio::process::Command::new(stage.history.program())
         .args(args)
         .args(["--yes", "--reason", "campaign"])
         .env("DATABASE_URL", &stage.url)
@@ -82,7 +82,7 @@ pub async fn decide(stage: &Stage, temper: Temper) -> anyhow::Result<()> {
     let mut orders: BTreeMap<(&str, String), Vec<String>> = BTreeMap::new();
     for row in client.query(sql, &[]).await? {
         let (key, name, state): (String, String, String) = (row.get(0), row.get(1), row.get(2));
-        let applied = stage.link(&name).consumer.has_applied(&key);
+        let applied = stage.link(&name).desk.has_applied(&key);
         let verb = match (applied, state.as_str(), row.get::<_, i64>(3) % 3) {
             (true, ..) => "resolve --as applied",
             (false, "in_doubt", 0) => "resolve --as not-applied",

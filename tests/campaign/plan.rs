@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use serde::Serialize;
 
-use crate::consumers::{Mood, PROFILES};
+use crate::consumers::{HTTP, Mood, PROFILES};
 
 /// A fault, when it begins and how long it lasts.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -54,12 +54,26 @@ pub enum Fault {
     Skipped,
     /// `ACCESS EXCLUSIVE` on effects.
     EffectsLocked,
+    /// SIGKILL, and a start after a while.
+    BrokerKilled,
+    BrokerRestarted,
+    /// Memory: publishers are blocked.
+    BrokerAlarm,
+    BrokerCut,
+    BrokerRefused,
+    BrokerBlackHole,
+    /// Confirms and replies are lost.
+    BrokerSwallowsAnswers,
+    /// The binding of the n-th AMQP consumer's queue comes and goes.
+    BrokerUnbound(usize),
+    /// What waits in a queue is gone, though it was confirmed. Only where the consumer's own word ends a delivery.
+    BrokerPurged(usize),
     /// The answer of a producer's COMMIT never arrives.
     ProducerUnanswered,
 }
 
 /// Between the starts of two faults.
-const GAP: Duration = Duration::from_millis(1_200);
+const GAP: Duration = Duration::from_millis(1_000);
 /// Faults begin so long after the load.
 const QUIET: Duration = Duration::from_secs(2);
 
@@ -113,6 +127,18 @@ fn full_deck(rng: &mut StdRng, relays: usize) -> Vec<Fault> {
         Fault::EffectsLocked,
         Fault::ProducerUnanswered,
         Fault::ProducerUnanswered,
+    ]);
+    deck.extend([
+        Fault::BrokerKilled,
+        Fault::BrokerRestarted,
+        Fault::BrokerAlarm,
+        Fault::BrokerCut,
+        Fault::BrokerRefused,
+        Fault::BrokerBlackHole,
+        Fault::BrokerSwallowsAnswers,
+        Fault::BrokerUnbound(rng.random_range(HTTP..PROFILES.len())),
+        Fault::BrokerUnbound(PROFILES.len() - 1),
+        Fault::BrokerPurged(rng.random_range(HTTP..PROFILES.len() - 1)),
     ]);
     deck.extend(Mood::BAD.iter().map(|mood| Fault::ConsumerMood(consumer(rng), *mood)));
     deck

@@ -314,7 +314,7 @@ pub fn loose_effect(rng: &mut StdRng, key: String) -> (Effect, Intent) {
 }
 
 fn aimed(rng: &mut StdRng, topic: &'static str, text: &str) -> (Effect, Vec<&'static str>) {
-    let everyone: Vec<_> = PROFILES.iter().filter(|p| p.topics.contains(&topic)).map(|p| p.name).collect();
+    let everyone: Vec<_> = PROFILES.iter().filter(|p| p.topic == topic).map(|p| p.name).collect();
     let payload = Payload::Text(text.to_owned());
     if rng.random_bool(0.3) {
         return (Effect::on(topic, payload), everyone);

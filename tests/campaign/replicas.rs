@@ -29,6 +29,7 @@ pub struct Replica {
 }
 
 struct Start {
+    program: PathBuf,
     url: String,
     env: Vec<(String, String)>,
     config: PathBuf,
@@ -58,6 +59,7 @@ impl Replica {
             wire,
             log: folder.join(format!("relay-{number}.log")),
             start: Start {
+                program: folder.join("fencepost"),
                 url,
                 env: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
                 config: config.to_owned(),
@@ -74,7 +76,7 @@ impl Replica {
             return Ok(());
         }
         let log = File::options().create(true).append(true).open(&self.log)?;
-        let mut command = Guardian::command(env!("CARGO_BIN_EXE_fencepost"));
+        let mut command = Guardian::command(&self.start.program);
         command
             .arg("run")
             .env("DATABASE_URL", &self.start.url)

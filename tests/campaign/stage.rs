@@ -1,21 +1,25 @@
 //! Where a run happens: a private PostgreSQL with fencepost's schema and one of the campaign's own, the consumers behind
 //! their proxies, and the relays behind theirs.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
 use fencepost::demo::embedded::postgres::{Durability, PrivatePostgres};
+use fencepost::demo::embedded::rabbitmq::PrivateRabbitmq;
 use fencepost::store::{Database, schema};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio::sync::Mutex;
 use tokio_postgres::{Client, NoTls};
+use tokio_util::task::AbortOnDropHandle;
 
-use crate::consumers::{Consumer, PROFILES};
+use crate::consumers::{Desk, PROFILES, Transport};
 use crate::fault_proxy::FaultProxy;
 use crate::history::History;
 use crate::replicas::Replica;
+use crate::{amqp, http};
 
 /// A short lease, so that a pause outlives it; short waits, so that a run sees many turns.
 const CONFIG: &str = "
@@ -59,6 +63,7 @@ create trigger note_lease after update on fencepost.shards for each row
 pub struct Stage {
     pub history: Arc<History>,
     pub postgres: Mutex<PrivatePostgres>,
+    pub broker: Broker,
     /// Past every proxy.
     pub url: String,
     pub consumers: Vec<Link>,
@@ -66,10 +71,19 @@ pub struct Stage {
     pub config: PathBuf,
 }
 
-/// A consumer and the way to it.
+/// A consumer and the way to it; over AMQP, its way to the broker.
 pub struct Link {
-    pub consumer: Consumer,
+    pub desk: Arc<Desk>,
     pub proxy: FaultProxy,
+    _server: AbortOnDropHandle<()>,
+}
+
+pub struct Broker {
+    pub node: Mutex<PrivateRabbitmq>,
+    /// The relays' way to it.
+    pub wire: FaultProxy,
+    /// Past every proxy.
+    pub url: String,
 }
 
 impl Stage {
@@ -79,26 +93,43 @@ impl Stage {
         let mut client = Database::new(&url.clone().into(), "campaign")?.connect().await?;
         schema::migrate(&mut client).await?;
         client.batch_execute(SCHEMA).await?;
+        let node = PrivateRabbitmq::start().await?;
+        let at_broker = SocketAddr::from(([127, 0, 0, 1], node.port()));
+        let sql = "select value from fencepost.settings where name = 'deployment'";
+        amqp::declare(&node.url(), client.query_one(sql, &[]).await?.get(0)).await?;
         let mut consumers = Vec::new();
         for (n, profile) in PROFILES.iter().enumerate() {
             let rng = StdRng::seed_from_u64(seed ^ (0xc0 + n as u64));
             let lines = history.lines(&format!("ledger-{}.jsonl", profile.name))?;
-            let consumer = Consumer::start(profile, rng, lines).await?;
-            let proxy = FaultProxy::start(consumer.address).await;
+            let desk = Arc::new(Desk::new(profile, rng, lines));
+            let (proxy, server) = match profile.transport {
+                Transport::Http => {
+                    let (address, server) = http::start(Arc::clone(&desk)).await?;
+                    (FaultProxy::start(address).await, server)
+                }
+                Transport::Amqp => {
+                    let proxy = FaultProxy::start(at_broker).await;
+                    let url = format!("{}?heartbeat=2", node.url_at(proxy.port()));
+                    (proxy, amqp::start(Arc::clone(&desk), url))
+                }
+            };
             let declare = "select fencepost.declare_consumer($1, $2)";
             client.query(declare, &[&profile.name, &profile.spec(proxy.port())]).await?;
-            for topic in profile.topics {
-                client.query("select fencepost.subscribe($1, $2)", &[topic, &profile.name]).await?;
-            }
-            consumers.push(Link { consumer, proxy });
+            client.query("select fencepost.subscribe($1, $2)", &[&profile.topic, &profile.name]).await?;
+            consumers.push(Link { desk, proxy, _server: server });
         }
-        let config = history.folder().join("fencepost.toml");
-        std::fs::write(&config, CONFIG)?;
+        let wire = FaultProxy::start(at_broker).await;
+        let (config, at) = (history.folder().join("fencepost.toml"), history.folder().join("amqp-url"));
+        std::fs::write(&at, node.url_at(wire.port()))?;
+        let brokers =
+            format!("[brokers.default]\nurl_file = '{}'\nheartbeat = '1s'\nblocked_max = '5s'\n", at.display());
+        std::fs::write(&config, format!("{CONFIG}{brokers}"))?;
+        let broker = Broker { url: node.url(), node: Mutex::new(node), wire };
         let mut replicas = Vec::new();
         for n in 0..relays {
             replicas.push(Replica::start(n, &url, &config, history.folder(), env).await?);
         }
-        Ok(Self { history, postgres: Mutex::new(postgres), url, consumers, replicas, config })
+        Ok(Self { history, postgres: Mutex::new(postgres), broker, url, consumers, replicas, config })
     }
 
     /// A connection of the campaign's own, past every proxy. The server may be down.
@@ -107,7 +138,7 @@ impl Stage {
     }
 
     pub fn link(&self, name: &str) -> &Link {
-        let found = self.consumers.iter().find(|link| link.consumer.profile.name == name);
+        let found = self.consumers.iter().find(|link| link.desk.profile.name == name);
         found.unwrap_or_else(|| panic!("there is no consumer {name}"))
     }
 }

@@ -74,7 +74,7 @@ def everything_is_up():
 
 def it_is_closed():
     """Ports on loopback only; nobody is root; a service sees its own secrets and no others."""
-    for service in ("postgres", "rabbitmq", "relay", "worker", "http-consumer"):
+    for service in ("postgres", "rabbitmq", "relay", "worker", "http-consumer", "amqp-consumer"):
         state = inspect(one(service))
         for bindings in (state["NetworkSettings"]["Ports"] or {}).values():
             for binding in bindings or []:
@@ -199,13 +199,41 @@ def postgres_crashes():
     progress("after the database crashed")
 
 
+def the_amqp_consumer_crashes():
+    """Between its commit and its reply, as a rule: the broker hands the message out again, and the inbox knows it."""
+    again = "select count(*) - count(distinct key) from fencepost_demo_shared.receipts where consumer = 'demo-shipping'"
+    before = int(sql(again))
+
+    def crashed_in_the_middle():
+        crash(one("amqp-consumer"))
+        return int(sql(again)) > before
+
+    eventually("a message is handed out again", crashed_in_the_middle, 120)
+    progress("after the AMQP consumer crashed")
+
+
+SHIPPED = "select count(*) from fencepost.ledger l join fencepost.consumers c using (consumer_id) where c.name = 'demo-shipping'"
+
+
+def the_broker_is_cut_off():
+    with Cut("rabbitmq", one("rabbitmq")):
+        # What had come in already is written down.
+        time.sleep(2)
+        before = sql(SHIPPED)
+        progress("over HTTP, without a broker")
+        if sql(SHIPPED) != before:
+            raise Failed("the broker was reached although it is cut off")
+    eventually("messages flow again", lambda: sql(SHIPPED) != before)
+
+
 def rabbitmq_is_restarted():
     before = inspect(one("rabbitmq"))["State"]["StartedAt"]
     docker("restart", "-t", "20", one("rabbitmq"), seconds=90)
     eventually("the broker is ready", lambda: healthy("rabbitmq"), 120)
     if inspect(one("rabbitmq"))["State"]["StartedAt"] == before:
         raise Failed("the broker was not restarted")
-    progress("after the broker restarted")
+    before = sql(SHIPPED)
+    eventually("messages flow again", lambda: sql(SHIPPED) != before)
 
 
 def prometheus_sees_the_relays():
@@ -274,6 +302,8 @@ FAULTS = [
     a_relay_is_cut_off,
     the_consumer_crashes,
     rabbitmq_is_restarted,
+    the_amqp_consumer_crashes,
+    the_broker_is_cut_off,
     the_consumer_is_paused,
     postgres_crashes,
     replicas_come_and_go,

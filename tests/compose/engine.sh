@@ -23,14 +23,13 @@ engine_find() {
         return 1
     fi
     # Not the init system's: on a machine without one it is started by hand, and ended by us.
-    mkdir -p "$work/engine"
-    dockerd --exec-root "$work/engine/exec" --pidfile "$work/engine/pid" >"$work/engine/log" 2>&1 &
+    dockerd >"$work/dockerd.log" 2>&1 &
     engine_started=$!
     tries=0
     until engine_runs; do
         tries=$((tries + 1))
         if [ $tries -gt 60 ] || ! kill -0 "$engine_started" 2>/dev/null; then
-            skipped="dockerd does not start: $(tail -n 1 "$work/engine/log")"
+            skipped="dockerd does not start: $(tail -n 1 "$work/dockerd.log")"
             return 1
         fi
         sleep 0.5

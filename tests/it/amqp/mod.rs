@@ -6,6 +6,8 @@ mod examples;
 mod faults;
 mod publish;
 pub mod rig;
+mod storm;
+mod tls;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -2,6 +2,7 @@
 
 mod dropping;
 mod expiry;
+mod histories;
 
 use fencepost::model::key::Shard;
 use fencepost::relay::retention::Retention;

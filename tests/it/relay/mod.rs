@@ -1,6 +1,7 @@
 //! The relay as it runs in production: the real binary as a child process, a real PostgreSQL, a scripted consumer. What
 //! only the database can show (plans, snapshots, fences) is tested on the store's own functions.
 
+mod clock;
 mod doorbell;
 mod frozen;
 mod gap;
@@ -11,9 +12,11 @@ mod openings;
 mod outage;
 mod poison;
 mod shutdown;
+mod standby;
 mod takeover;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use serde_json::{Value, json};
 use tokio_postgres::Client;

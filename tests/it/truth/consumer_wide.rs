@@ -109,6 +109,10 @@ async fn pause_and_resume_reach_every_relay() {
     emit_everywhere(&rig, "later", "shop").await;
     all_read(&rig, (batches + 1) * 32).await;
     assert_eq!(receiver.requests().len(), sent, "nothing is sent once both know");
+    assert_eq!(
+        rig.count("select count(*) from fencepost.deliveries where key like 'later-%' and token = 'backlog'").await,
+        32
+    );
     rig.change(&["consumers", "resume", "shop"]).await;
     let all = (batches + 1) * 32;
     rig.counts("select count(*) from fencepost.ledger where token = 'applied'", all).await;
