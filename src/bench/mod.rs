@@ -1,9 +1,9 @@
 //! `fencepost bench`: the product measured beside its ceilings, in the same run on the same machine. Ratios are the
 //! result; absolute figures are context.
 //!
-//! The [`rig`] is a private PostgreSQL (durable) and, where a row needs it, a private RabbitMQ. The relay is a child
-//! process of this very binary; consumers ([`sink`]) and producers run in this process. Each file of [`rows`] measures
-//! one thing and gives [`figure`]s. A ceiling is measured before and after what it is compared with ([`ceiling`]), and
+//! The `rig` is a private PostgreSQL (durable) and, where a row needs it, a private RabbitMQ. The relay is a child
+//! process of this very binary; consumers (`sink`) and producers run in this process. Each file of `rows` measures
+//! one thing and gives `figure`s. A ceiling is measured before and after what it is compared with (`ceiling`), and
 //! consumers count what they receive: anything missing or twice fails the run.
 
 mod backlog;
