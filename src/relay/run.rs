@@ -103,6 +103,7 @@ pub async fn run(
         shards: BTreeMap::new(),
         unanswered: None,
         idle_since: Instant::now(),
+        busy_since: None,
         poll: options.poll_min,
     };
     let loader = Loader {
@@ -112,6 +113,7 @@ pub async fn run(
         hand: Hand::default(),
         settler: settler.clone(),
         budget,
+        empty_until: Instant::now(),
     };
 
     let keeping = tokio::spawn(keeper.run(stop.clone(), release.clone()));

@@ -20,18 +20,18 @@ async fn no_commit_is_slept_through() {
     let (client, watch) = (db.client().await, db.client().await);
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;
-    let mut relay = Relay::of(&db).set("relay.sleep_after", "1ms").set("relay.poll_max", NEVER).start();
+    let mut relay = Relay::of(&db).set("relay.sleep_after", "1ms").set("relay.awake_after", "1ms").set("relay.poll_max", NEVER).start();
     relay.says("shard taken").await;
     let (arrived, mut arrivals) = tokio::sync::mpsc::unbounded_channel();
     receiver.choose(move |_| {
         let _ = arrived.send(());
         None
     });
-    let (mut slept, mut awake) = (0, 0);
-    for n in 0..2_000 {
+    let (mut slept, mut awake, mut committed) = (0, 0, 0);
+    for n in 0..1_000 {
         // Commits fall before, into and after the moment at which the relay lies down.
         tokio::time::sleep(Duration::from_micros(rand::rng().random_range(0..4_000))).await;
-        if n % 20 == 0 {
+        if n % 7 == 0 {
             let sql = "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock'
                        and classid = fencepost.doorbell_class() and database = (select oid from pg_database where datname = current_database())";
             match watch.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) {
@@ -39,12 +39,19 @@ async fn no_commit_is_slept_through() {
                 _ => awake += 1,
             }
         }
-        emit_many(&client, "c", "x", 1).await;
-        let arrival = tokio::time::timeout(PATIENCE, arrivals.recv()).await;
-        assert!(matches!(arrival, Ok(Some(()))), "commit {n} was slept through");
+        // Several in a row wake it for longer than one does.
+        let commits = n % 4 + 1;
+        for _ in 0..commits {
+            emit_many(&client, "c", "x", 1).await;
+        }
+        committed += commits;
+        for _ in 0..commits {
+            let arrival = tokio::time::timeout(PATIENCE, arrivals.recv()).await;
+            assert!(matches!(arrival, Ok(Some(()))), "a commit of round {n} was slept through");
+        }
     }
     assert!(slept > 5 && awake > 0, "asleep {slept} times, awake {awake} times: the test saw too little of either");
-    all_settled(&client, 2_000).await;
+    all_settled(&client, committed).await;
 }
 
 #[tokio::test]
@@ -53,7 +60,7 @@ async fn a_slow_commit_keeps_the_relay_awake() {
     let (client, watch) = (db.client().await, db.client().await);
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;
-    let mut relay = Relay::of(&db).set("relay.sleep_after", "1ms").set("relay.poll_max", NEVER).start();
+    let mut relay = Relay::of(&db).set("relay.sleep_after", "1ms").set("relay.awake_after", "1ms").set("relay.poll_max", NEVER).start();
     relay.says("shard taken").await;
     let asleep = async || {
         let sql = "select 1 from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock' and classid = fencepost.doorbell_class()
@@ -78,7 +85,7 @@ async fn behind_a_pooler_that_swallows_notifications_the_relay_polls() {
     declare(&client, "c", &receiver, json!({})).await;
     let (proxy, url) = PostgresProxy::before_postgres(db.url()).await;
     proxy.swallow_notifications();
-    let mut relay = Relay::at(&url).set("relay.sleep_after", "1ms").set("relay.poll_max", NEVER).start();
+    let mut relay = Relay::at(&url).set("relay.sleep_after", "1ms").set("relay.awake_after", "1ms").set("relay.poll_max", NEVER).start();
     relay.says("the relay will poll").await;
     for n in 1..=20 {
         emit_many(&client, "c", "x", 1).await;
@@ -92,7 +99,7 @@ async fn a_cut_listening_session_is_made_anew() {
     let client = db.client().await;
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;
-    let mut relay = Relay::of(&db).set("relay.sleep_after", "1ms").set("relay.poll_max", NEVER).start();
+    let mut relay = Relay::of(&db).set("relay.sleep_after", "1ms").set("relay.awake_after", "1ms").set("relay.poll_max", NEVER).start();
     relay.says("shard taken").await;
     for n in 1..=10 {
         let sql = "select count(pg_terminate_backend(pid)) from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock'
