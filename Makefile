@@ -1,7 +1,7 @@
 # `make demo` shows fencepost at work, `make test` runs every test, `make bench` measures the product beside its
 # ceilings. All set up what they need and leave nothing behind.
 
-.PHONY: demo test bench bench-parts check
+.PHONY: demo test bench bench-parts e2e check campaign campaign-mutants
 
 # make demo ARGS="--tasks 500 --keep"
 demo:
@@ -20,6 +20,18 @@ bench-parts:
 	cargo bench --locked --bench hot_path
 	cargo bench --locked --bench instructions
 
+# docker-compose.yml on a real Docker engine, with faults (docs/testing.md). Root gets an engine where there is none.
+e2e:
+	sh tests/compose/run.sh
+
 # What CI runs.
 check:
 	sh .ci/run
+
+# Faults on every link and process, and whether every promise holds: make campaign ARGS="--minutes 5 --seed 7"
+campaign:
+	cargo test --locked --test campaign -- $(ARGS)
+
+# Each seeded mistake must make the campaign fail.
+campaign-mutants:
+	cargo test --locked --features mutants --test campaign -- --mutants $(ARGS)

@@ -26,6 +26,8 @@ insert into fencepost.settings (name, value, note) values
     ('targets_max', '64', 'most consumers one effect may reach'),
     ('task_payload_max_bytes', '1048576', 'largest payload or result of one task, in bytes'),
     ('retention', '7 days', 'how long log, ledger and ended tasks are kept'),
+    ('segment_span_min', '4 hours', 'the least time one segment of the log covers; a sixth of the retention where that is longer'),
+    ('audit_retention', '90 days', 'how long the audit log is kept'),
     ('consumers_revision', '0', 'revision of the configuration file last applied');
 
 -- Where history may have rewound, an epoch must not be issued twice: claims start above epoch_base.
@@ -33,7 +35,11 @@ create table fencepost.history (
     only_row          boolean primary key default true check (only_row),
     system_identifier bigint not null,
     timeline          integer not null,
-    epoch_base        bigint not null default 0
+    epoch_base        bigint not null default 0,
+    -- The server whose transaction ids the flights speak of. Only a rebase changes it.
+    log_system        bigint not null,
+    -- Effects up to this id were accounted for by a rebase: their transaction ids may be another server's.
+    log_floor         bigint not null default 0
 );
 
 create table fencepost.tasks (
@@ -77,6 +83,7 @@ create table fencepost.task_epochs (
     ended_at        timestamptz not null default clock_timestamp(),
     primary key (task_id, lease_epoch)
 );
+create index task_epochs_ended on fencepost.task_epochs using brin (ended_at) with (pages_per_range = 32, autosummarize = on);
 
 create table fencepost.workers (
     owner text primary key,

@@ -33,9 +33,48 @@ begin
     return segment::regclass;
 end $$;
 
-select fencepost.add_segment('effects', 0), fencepost.add_segment('ledger', 0);
-select fencepost.protect(r) from unnest(array[
-    'fencepost.effects', 'fencepost.ledger']::regclass[]) r;
+-- A segment has room for 2^36 ids, more than can be drawn in one: its end is reached by moving the identity on to the
+-- next segment when its time is over. So the one in use always has room, and the open-ended one is always empty.
+create function fencepost.segment_ids() returns bigint
+language sql immutable parallel safe as $$ select 68719476736 $$;
+
+-- Gives the open-ended segment that starts at `from_id`, detached and empty, its end, and attaches a new open-ended one.
+create function fencepost.attach_segment(parent text, from_id bigint) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    segment  text := format('fencepost.%I', parent || '_' || from_id);
+    end_id   bigint := from_id + fencepost.segment_ids();
+    leftover name;
+begin
+    -- What DETACH CONCURRENTLY leaves behind: the old bounds, as a check of every new row.
+    for leftover in
+        select c.conname from pg_constraint c
+        where c.conrelid = segment::regclass and c.contype = 'c'
+          and c.conname not in (select p.conname from pg_constraint p where p.conrelid = ('fencepost.' || parent)::regclass)
+    loop
+        execute format('alter table %s drop constraint %I', segment, leftover);
+    end loop;
+    execute format('alter table fencepost.%I attach partition %s for values from (%s) to (%s)', parent, segment, from_id, end_id);
+    perform fencepost.add_segment(parent, end_id);
+end $$;
+
+select fencepost.protect(r) from unnest(array['fencepost.effects', 'fencepost.ledger']::regclass[]) r;
+
+do $$
+declare
+    parent text;
+begin
+    foreach parent in array array['effects', 'ledger'] loop
+        perform fencepost.add_segment(parent, 0);
+        execute format('alter table fencepost.%I detach partition fencepost.%I', parent, parent || '_0');
+        perform fencepost.attach_segment(parent, 0);
+    end loop;
+end $$;
+
+-- Facts about effects whose segment was dropped while a delivery still waited, and facts that come too late.
+create table fencepost.ledger_kept_0 (like fencepost.ledger including defaults including constraints);
+alter table fencepost.ledger attach partition fencepost.ledger_kept_0 for values from (minvalue) to (0);
+select fencepost.protect('fencepost.ledger_kept_0');
 
 -- The shard of a key: leading bytes of a digest, the same on every platform and version.
 create function fencepost.shard_of(key text, shards integer) returns smallint
@@ -99,5 +138,5 @@ create trigger release_next after delete on fencepost.parked
 for each row when (old.ordering_key is not null) execute function fencepost.release_next();
 
 -- Whose history this is; a claim that finds another server or timeline raises the epoch base.
-insert into fencepost.history (system_identifier, timeline)
-select system_identifier, fencepost.wal_timeline() from pg_control_system();
+insert into fencepost.history (system_identifier, timeline, log_system)
+select system_identifier, fencepost.wal_timeline(), system_identifier from pg_control_system();

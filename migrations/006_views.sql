@@ -10,20 +10,23 @@ from fencepost.task_epochs;
 
 -- One row per delivery, with the id that makes it cheap to find. Effects outlive their segment in effects_kept.
 create view fencepost.intended_by_id as
-select e.id as effect_id, d.consumer_id,
+select e.id as effect_id, d.consumer_id, e.shard,
        e.task_id || ':' || e.lease_epoch || case when e.position > 1 then ':' || e.position else '' end as key,
        e.topic, e.type, e.payload, e.deliver_after, e.committed_at
-from (select id, task_id, lease_epoch, position, targets, topic, type, payload, deliver_after, committed_at
+from (select id, shard, task_id, lease_epoch, position, targets, topic, type, payload, deliver_after, committed_at
       from fencepost.effects
       union all
-      select id, task_id, lease_epoch, position, targets, topic, type, payload, deliver_after, committed_at
+      select id, shard, task_id, lease_epoch, position, targets, topic, type, payload, deliver_after, committed_at
       from fencepost.effects_kept) e
 cross join lateral unnest(case when e.targets = '{}' then array[0] else e.targets end) d (consumer_id);
 
--- The strongest fact decides; else where it is parked; else nothing is known yet: it did not finish.
+-- The strongest fact decides; else where it is parked; else whether its lane lags; else nothing is known yet: it did
+-- not finish.
 create view fencepost.deliveries_by_id as
 select i.effect_id, i.consumer_id, i.key, c.name as consumer,
-       coalesce(f.token::text, p.state) as token,
+       coalesce(f.token::text, p.state, (
+           select 'backlog' from fencepost.lags g where g.shard = i.shard and g.consumer_id = i.consumer_id
+       )) as token,
        coalesce(f.attempt, p.attempts, 0) as attempts,
        case when f.token is null then p.next_attempt_at end as next_attempt_at,
        case when f.token is null then p.reason else f.note end as reason,

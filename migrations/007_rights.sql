@@ -37,6 +37,8 @@ begin
         execute format(
             'grant update on fencepost.flights, fencepost.parked, fencepost.lags, fencepost.shards, fencepost.relays, fencepost.workers, '
             'fencepost.consumers, fencepost.alarms, fencepost.settings, fencepost.history to %I', role);
+        -- A start that was written, and whose answer was lost, is written again.
+        execute format('grant update (relay) on fencepost.attempts to %I', role);
         execute format(
             'grant delete on fencepost.flights, fencepost.parked, fencepost.lags, fencepost.attempts, fencepost.effects_kept, fencepost.relays, fencepost.subscriptions, '
             'fencepost.workers, fencepost.alarms, fencepost.orphan_acks, fencepost.audit_log, fencepost.tasks, fencepost.task_epochs to %I', role);

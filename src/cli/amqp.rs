@@ -17,10 +17,11 @@ use crate::edge::amqp::link::{Link, Purpose};
 use crate::edge::amqp::message::{reply_queue, short};
 use crate::edge::amqp::topology;
 use crate::model::broker::Broker;
-use crate::model::consumer::{AckMode, AmqpSpec, Consumer, EdgeSpec};
+use crate::model::consumer::{AckMode, AmqpSpec, Consumer, ConsumerEntry, EdgeSpec};
 use crate::model::key::ConsumerId;
-use crate::store::audit;
+use crate::store::consumers::Stored;
 use crate::store::replies::{self, Installation};
+use crate::store::{self, audit};
 
 /// The longest one answer of a broker may take.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -79,9 +80,16 @@ impl Findings<'_> {
     }
 }
 
+/// The consumers of the file and, where they are not in it, of the database.
+fn entries(config: &Config, stored: &[Stored]) -> Vec<ConsumerEntry> {
+    let known = |name: &str| config.consumers.iter().any(|entry| entry.name == name);
+    let others = stored.iter().filter(|stored| !stored.retired && !known(&stored.name));
+    config.consumers.iter().cloned().chain(others.filter_map(|stored| stored.entry().ok())).collect()
+}
+
 /// The consumers of a broker.
-fn consumers(config: &Config, broker: &Broker) -> Vec<(Consumer, AmqpSpec)> {
-    let checked = config.consumers.iter().filter_map(|entry| entry.check(ConsumerId(0)).ok());
+fn consumers(entries: &[ConsumerEntry], broker: &Broker) -> Vec<(Consumer, AmqpSpec)> {
+    let checked = entries.iter().filter_map(|entry| entry.check(ConsumerId(0)).ok());
     checked
         .filter_map(|consumer| match consumer.edge.clone() {
             EdgeSpec::Amqp(spec) if spec.broker == broker.name => Some((consumer, spec)),
@@ -94,12 +102,17 @@ async fn check(global: &Global, config: &Config) -> anyhow::Result<Exit> {
     // Without a database the brokers are looked at all the same.
     let installation = async {
         let client = global::open(&global.database_of(config)?).await?;
-        anyhow::Ok(replies::installation(&client).await?)
+        anyhow::Ok((replies::installation(&client).await?, store::consumers::load(&client).await?))
     };
-    let installation = installation.await;
+    let known = installation.await;
+    let (installation, stored) = match &known {
+        Ok((installation, stored)) => (Some(installation), stored.as_slice()),
+        Err(_) => (None, [].as_slice()),
+    };
+    let entries = entries(config, stored);
     let mut findings = Vec::new();
     for broker in &config.brokers {
-        findings.extend(look(broker, &consumers(config, broker), installation.as_ref().ok()).await);
+        findings.extend(look(broker, &consumers(&entries, broker), installation).await);
     }
     let failed = findings.iter().any(|finding| finding.wrong.is_some());
     global.output().print(&findings, || {
@@ -109,7 +122,7 @@ async fn check(global: &Global, config: &Config) -> anyhow::Result<Exit> {
             table.row([finding.broker.clone(), finding.object.clone(), result]);
         }
         let mut text = table.render("");
-        if let Err(error) = &installation {
+        if let Err(error) = &known {
             text.push_str(&format!("reply queues were not looked at: {}\n", report(error.as_ref())));
         }
         text.push_str(
@@ -118,7 +131,7 @@ async fn check(global: &Global, config: &Config) -> anyhow::Result<Exit> {
         );
         text
     })?;
-    Ok(if failed || installation.is_err() { Exit::Found } else { Exit::Done })
+    Ok(if failed || known.is_err() { Exit::Found } else { Exit::Done })
 }
 
 async fn look(
@@ -183,9 +196,10 @@ struct Wanted {
 async fn init(global: &Global, config: &Config, args: Init) -> anyhow::Result<Exit> {
     let mut client = global::open(&global.database_of(config)?).await?;
     let installation = replies::installation(&client).await?;
+    let entries = entries(config, &store::consumers::load(&client).await?);
     let mut wanted = Vec::new();
     for broker in &config.brokers {
-        let consumers = consumers(config, broker);
+        let consumers = consumers(&entries, broker);
         let mut want = |queue: String, why: String| wanted.push(Wanted { broker: broker.name.clone(), queue, why });
         if replying(&consumers) {
             for shard in &installation.shards {

@@ -18,6 +18,7 @@ mod health;
 pub mod logging;
 mod migrate;
 mod output;
+mod rebase;
 mod rotate;
 mod run;
 mod secret;
@@ -85,6 +86,8 @@ enum Command {
     Run(run::Args),
     /// Ask the relay here whether it is ready: for the health check of a container.
     Health(health::Args),
+    /// Read the log anew where its positions are another server's; said by hand where nothing shows it.
+    Rebase(rebase::Args),
     /// Signing secrets.
     #[command(subcommand)]
     Secret(secret::Command),
@@ -150,6 +153,7 @@ impl Cli {
             Command::Wait(args) => wait::run(&global, args).await,
             Command::Run(args) => run::run(&global, args).await,
             Command::Health(args) => health::run(&global, args).await,
+            Command::Rebase(args) => rebase::run(&global, args).await,
             Command::Secret(command) => secret::run(&global, command),
         }
     }

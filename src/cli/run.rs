@@ -32,7 +32,7 @@ pub async fn run(global: &Global, _args: Args) -> anyhow::Result<Exit> {
     let serving = tokio::spawn(admin::serve(listener, admin, ended.clone()));
     let reach = config.reach();
     let done = async {
-        apply_consumers(&database, &config, &stop).await?;
+        health.during(apply_consumers(&database, &config, &stop)).await?;
         relay::run(database, config.options, reach, health, stop).await?;
         anyhow::Ok(Exit::Done)
     };
@@ -77,7 +77,7 @@ async fn apply_consumers(database: &Database, config: &Config, stop: &Cancellati
 }
 
 /// The first signal asks for an orderly end, the second ends at once.
-fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
+pub(super) fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be handled")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be handled")?;
     Ok(async move {

@@ -2,7 +2,6 @@
 //! any endpoint that answers 2xx. Both write down each request before they think about it, and both have bad moments.
 
 use std::collections::{BTreeMap, HashSet};
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -11,30 +10,36 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use deadpool_postgres::Pool;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::stage::{CONSUMER_TIMEOUT, Stage};
+use super::shipping;
+use super::site::Site;
+use super::stage::CONSUMER_TIMEOUT;
 use super::{Error, Result};
 use crate::inbox::{Inbox, Verdict};
+use crate::model::broker::Broker;
 use crate::model::key::EffectKey;
+use crate::model::token::Ack;
 
 pub const BILLING: &str = "demo-billing";
 pub const ANALYTICS: &str = "demo-analytics";
+/// Over AMQP, and only where there is a broker (`shipping`).
+pub const SHIPPING: &str = "demo-shipping";
 
-/// The running services. Dropped, they stop.
+/// The running services, with their URLs. Dropped, they stop.
 pub struct Consumers {
-    all: Vec<Arc<Service>>,
+    all: Vec<(Arc<Service>, String)>,
+    shipping: Option<Arc<Service>>,
     _servers: Vec<AbortOnDropHandle<()>>,
 }
 
 pub struct Service {
     name: &'static str,
-    address: SocketAddr,
     manner: Manner,
     pool: Pool,
     schema: String,
@@ -73,47 +78,95 @@ enum Mood {
     Slow,
 }
 
+/// Both services behind one listener, each under its name, and `/healthz`.
+pub fn router(site: &Site) -> Result<Router> {
+    let mut router = Router::new().route("/healthz", get(async || "ok"));
+    for service in Service::all(site)? {
+        router = router.route(&format!("/{}", service.name), post(receive).with_state(service));
+    }
+    Ok(router)
+}
+
 impl Consumers {
-    pub async fn start(stage: &Stage) -> Result<Self> {
-        let mut this = Self { all: Vec::new(), _servers: Vec::new() };
-        for (name, manner) in [(BILLING, Manner::Dedups(stage.inbox()?)), (ANALYTICS, Manner::Plain)] {
+    /// Those over HTTP, and the one over AMQP where there is a broker.
+    pub async fn start(site: &Site, broker: Option<&Arc<Broker>>) -> Result<Self> {
+        let mut this = Self { all: Vec::new(), shipping: None, _servers: Vec::new() };
+        for service in Service::all(site)? {
             let listener = TcpListener::bind("127.0.0.1:0").await.map_err(Error::io("no port for a consumer"))?;
-            let service = Arc::new(Service {
-                name,
-                address: listener.local_addr().map_err(Error::io("no port for a consumer"))?,
-                manner,
-                pool: stage.pool.clone(),
-                schema: stage.schema(),
-                prefix: format!("demo-{}-", stage.run),
-                seen: Mutex::default(),
-            });
+            let address = listener.local_addr().map_err(Error::io("no port for a consumer"))?;
             let router = Router::new().route("/", post(receive)).with_state(service.clone());
-            this.all.push(service);
+            this.all.push((service, format!("http://{address}/")));
             this._servers.push(AbortOnDropHandle::new(tokio::spawn(async move {
                 // It only ends with the process.
                 let _ = axum::serve(listener, router).await;
             })));
         }
+        if let Some(broker) = broker {
+            let service = Arc::new(Service::shipping(site)?);
+            let serving = shipping::serve(Arc::clone(&service), Arc::clone(broker));
+            this._servers.push(AbortOnDropHandle::new(tokio::spawn(serving)));
+            this.shipping = Some(service);
+        }
         Ok(this)
     }
 
-    pub fn all(&self) -> &[Arc<Service>] {
+    pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.all.iter().map(|(service, _)| service).chain(&self.shipping)
+    }
+
+    /// Those over HTTP, with their URLs.
+    pub fn all(&self) -> &[(Arc<Service>, String)] {
         &self.all
     }
 
     /// Deliveries that reached their consumer at least once.
     pub fn received(&self) -> u64 {
-        self.all.iter().map(|service| service.seen().keys.len() as u64).sum()
+        self.services().map(|service| service.seen().keys.len() as u64).sum()
     }
 }
 
 impl Service {
-    pub fn name(&self) -> &'static str {
-        self.name
+    fn new(site: &Site, name: &'static str, manner: Manner) -> Self {
+        Self {
+            name,
+            manner,
+            pool: site.pool.clone(),
+            schema: site.schema(),
+            prefix: site.prefix(),
+            seen: Mutex::default(),
+        }
     }
 
-    pub fn url(&self) -> String {
-        format!("http://{}/", self.address)
+    /// Those that are reached over HTTP.
+    fn all(site: &Site) -> Result<[Arc<Self>; 2]> {
+        let billing = Self::new(site, BILLING, Manner::Dedups(site.inbox(BILLING)?));
+        Ok([Arc::new(billing), Arc::new(Self::new(site, ANALYTICS, Manner::Plain))])
+    }
+
+    pub fn shipping(site: &Site) -> Result<Self> {
+        Ok(Self::new(site, SHIPPING, Manner::Dedups(site.inbox(SHIPPING)?)))
+    }
+
+    /// Whether the key is of this run.
+    pub fn is_ours(&self, key: &EffectKey) -> bool {
+        key.task_id().as_str().starts_with(&self.prefix)
+    }
+
+    /// Takes a message: the receipt, then the effect, then the word that is committed.
+    pub async fn take(&self, key: &EffectKey, body: &[u8]) -> Result<Ack> {
+        self.write_receipt(key, body).await?;
+        let first = self.seen().keys.insert(key.to_string());
+        let word = match (&self.manner, self.mood(key, first)) {
+            (Manner::Plain, _) => Ack::Applied,
+            (Manner::Dedups(_), Mood::Busy) => Ack::NotApplied,
+            (Manner::Dedups(inbox), _) => self.apply(inbox, key, body).await?.ack(),
+        };
+        *self.seen().answers.entry(word.wire()).or_default() += 1;
+        Ok(word)
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.name
     }
 
     /// Its declared `ack`.
@@ -156,9 +209,9 @@ impl Service {
         let tx = client.transaction().await?;
         let verdict = inbox.apply(&tx, key, body).await?;
         if verdict == Verdict::Applied {
-            let sql = format!("-- demo::invoice\ninsert into {}.invoices (key) values ($1)", self.schema);
+            let sql = format!("-- demo::make\ninsert into {}.made (consumer, key) values ($1, $2)", self.schema);
             let statement = tx.prepare_cached(&sql).await?;
-            tx.execute(&statement, &[&key.to_string()]).await?;
+            tx.execute(&statement, &[&self.name, &key.to_string()]).await?;
         }
         tx.commit().await?;
         Ok(verdict)
@@ -176,7 +229,7 @@ impl Service {
 
 async fn receive(State(service): State<Arc<Service>>, headers: HeaderMap, body: Bytes) -> Response {
     let key = headers.get("webhook-id").and_then(|id| id.to_str().ok()).and_then(|id| id.parse::<EffectKey>().ok());
-    let Some(key) = key.filter(|key| key.task_id().as_str().starts_with(&service.prefix)) else {
+    let Some(key) = key.filter(|key| service.is_ours(key)) else {
         // Of an earlier run in the same database, or of somebody else.
         return (StatusCode::UNPROCESSABLE_ENTITY, [("outbox-ack", "rejected")]).into_response();
     };

@@ -4,15 +4,20 @@
 //! Everything a run makes bears its id, so that runs in one database do not meet. The demo is a user of the product:
 //! it goes through `producer`, `inbox` and the stable views, and reads fencepost's own tables only to explain.
 
+mod broker;
 mod consumers;
 pub mod embedded;
 pub(crate) mod input;
+pub mod parts;
 mod progress;
 mod relay;
 mod report;
+mod shipping;
+mod site;
 mod stage;
 mod workers;
 
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,12 +31,14 @@ use progress::Progress;
 use relay::Relay;
 pub use report::Report;
 use stage::Stage;
-use workers::Crew;
+use workers::{Crew, Until};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// At these shares of the deliveries the relay is killed.
 const KILL_AT: [f64; 2] = [0.25, 0.6];
+/// And at this share a private broker is restarted.
+const RESTART_AT: f64 = 0.45;
 /// Nothing settles for so long: the run is given up and reported as it stands.
 const STALLED: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(100);
@@ -48,6 +55,12 @@ pub struct DemoOptions {
     /// Stay after the report, with everything running, until Ctrl-C.
     #[arg(long)]
     pub keep: bool,
+    /// Be one part of a demo that runs as several services, on a database that they share.
+    #[arg(long, value_enum, conflicts_with = "keep")]
+    pub role: Option<parts::Role>,
+    /// Where the role http-consumer listens.
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS", requires = "role")]
+    pub listen: SocketAddr,
     /// A database of yours to run in; without one, a private PostgreSQL is started.
     #[arg(skip)]
     pub database_url: Option<SecretString>,
@@ -67,6 +80,14 @@ pub enum Error {
     Producer(#[from] crate::producer::Error),
     #[error("the inbox of a consumer")]
     Inbox(#[from] crate::inbox::Error),
+    #[error("the broker")]
+    Link(#[from] crate::edge::amqp::link::LinkError),
+    #[error("the broker")]
+    Broker(#[from] lapin::Error),
+    #[error("no broker is configured: write [brokers.default], or set AMQP_URL")]
+    NoBroker,
+    #[error("the broker did not confirm a reply")]
+    Unconfirmed,
     #[error("{what}")]
     Io { what: String, source: std::io::Error },
     #[error("the relay ended by itself ({status}); its last words:\n{log}")]
@@ -77,7 +98,10 @@ impl Error {
     /// 2 where something has to be written or installed differently, else 1 (contract, section 7).
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Setup(embedded::Error::Missing { .. } | embedded::Error::NotAServer(_)) | Self::Payloads { .. } => 2,
+            Self::Setup(embedded::Error::Missing { .. } | embedded::Error::NotAServer(_))
+            | Self::Payloads { .. }
+            | Self::NoBroker
+            | Self::Store(crate::store::Error::Url(_)) => 2,
             _ => 1,
         }
     }
@@ -92,15 +116,16 @@ impl Error {
 pub async fn run(options: DemoOptions, show: impl FnOnce(&Report)) -> Result<Report> {
     let bodies = Arc::new(Bodies::load(options.payloads.as_deref())?);
     let tasks = options.tasks.get();
-    let stage = Stage::set(options.database_url.as_ref()).await?;
-    let consumers = Consumers::start(&stage).await?;
+    let (stage, mut node) = Stage::set(options.database_url.as_ref()).await?;
+    let consumers = Consumers::start(&stage.site, stage.broker.address()?.as_ref()).await?;
     stage.declare(&consumers).await?;
     let mut relay = Relay::start(&stage)?;
-    workers::submit(&stage, tasks).await?;
+    workers::submit(&stage.site, &(0..tasks).collect::<Vec<_>>()).await?;
     let started = Instant::now();
-    let mut crew = Crew::start(&stage, &bodies);
+    let mut crew = Crew::start(&stage.site, &bodies, Until::NothingLeft);
     let mut progress = Progress::new(tasks);
-    eprintln!("{tasks} tasks, {} workers, 2 consumers, 1 relay; {}", workers::WORKERS, stage.describe());
+    let subscribers = stage.site.subscribers.len();
+    eprintln!("{tasks} tasks, {} workers, {subscribers} consumers, 1 relay; {}", workers::WORKERS, stage.describe());
 
     let mut last = ((0, 0, 0), Instant::now());
     let open = loop {
@@ -109,14 +134,18 @@ pub async fn run(options: DemoOptions, show: impl FnOnce(&Report)) -> Result<Rep
         relay.check()?;
         let (completed, received, promised) = (crew.tally().completed(), consumers.received(), crew.tally().promised());
         progress.show(completed, received, relay.kills());
-        let expected = if crew.is_done() { promised } else { u64::from(tasks) * 2 };
+        let expected = if crew.is_done() { promised } else { u64::from(tasks) * subscribers as u64 };
         if KILL_AT.get(relay.kills() as usize).is_some_and(|share| received as f64 >= share * expected as f64) {
             relay.kill_and_restart().await?;
         }
+        if received as f64 >= RESTART_AT * expected as f64 {
+            node.restart();
+        }
+        node.check().await?;
         let stalled = last.1.elapsed() > STALLED;
         let all_there = crew.is_done() && received >= promised;
-        let (settled, open) = if all_there || stalled { stage.settled().await? } else { (0, 1) };
-        if stalled || (open == 0 && relay.kills() as usize == KILL_AT.len()) {
+        let (settled, open) = if all_there || stalled { stage.site.settled().await? } else { (0, 1) };
+        if stalled || (open == 0 && relay.kills() as usize == KILL_AT.len() && node.is_done()) {
             break open;
         }
         let now = (completed, received, settled);
@@ -126,7 +155,9 @@ pub async fn run(options: DemoOptions, show: impl FnOnce(&Report)) -> Result<Rep
     };
     progress.done();
 
-    let report = Report::collect(&stage, &consumers, crew.tally(), relay.kills(), open, started.elapsed()).await?;
+    let broker = stage.broker.told(&node);
+    let report =
+        Report::collect(&stage, &consumers, crew.tally(), relay.kills(), broker, open, started.elapsed()).await?;
     show(&report);
     if !report.is_good() {
         eprintln!("the relay's last words:\n{}", relay.last_words());

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use super::embedded::guardian::{Guarded, Guardian, Signal};
-use super::stage::{Stage, database_env, relay_config};
+use super::stage::{Stage, environment, relay_config};
 use super::{Error, Result};
 
 /// Longer than the relay's own grace.
@@ -22,7 +22,7 @@ pub struct Relay<'a> {
 impl<'a> Relay<'a> {
     /// `fencepost run`, from the very binary that runs the demo.
     pub fn start(stage: &'a Stage) -> Result<Self> {
-        let config = relay_config(&stage.folder, &stage.run)?;
+        let config = relay_config(&stage.folder, &stage.site.run)?;
         let child = spawn(stage, &config)?;
         Ok(Self { stage, config, child, kills: 0 })
     }
@@ -78,7 +78,7 @@ fn spawn(stage: &Stage, config: &Path) -> Result<Guarded> {
     let log = log.map_err(Error::io("cannot write the relay's log"))?;
     let errors = log.try_clone().map_err(Error::io("cannot write the relay's log"))?;
     let mut command = Guardian::command(program);
-    command.arg("run").arg("--config").arg(config).envs([database_env(&stage.url)]);
+    command.arg("run").arg("--config").arg(config).envs(environment(stage));
     command.stdout(Stdio::from(log)).stderr(Stdio::from(errors));
     let mut guardian = stage.guardian.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     guardian.spawn(command, Signal::Kill).map_err(Error::io("cannot start the relay"))

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use super::Result;
-use super::consumers::{BILLING, Consumers, Ledger};
+use super::consumers::{BILLING, Consumers, Ledger, SHIPPING};
 use super::stage::Stage;
 use super::workers::Tally;
 
@@ -30,6 +30,8 @@ pub struct Report {
     /// Of those, how many the consumer's own word has ended.
     pub doubts_resolved: i64,
     pub relay_kills: u32,
+    /// In a few words, also why there was none.
+    pub broker: String,
     pub workers_killed: u64,
     pub workers_paused: u64,
     /// Completions refused because another worker held a newer epoch.
@@ -52,7 +54,7 @@ pub struct Check {
     pub lost: i64,
     /// In a consumer's ledger without having been promised.
     pub unasked: i64,
-    /// Not once in the table of the consumer that dedups.
+    /// Not once in the table of a consumer that dedups.
     pub not_applied: i64,
     /// Twice there.
     pub applied_twice: i64,
@@ -66,11 +68,12 @@ impl Report {
         consumers: &Consumers,
         tally: &Tally,
         relay_kills: u32,
+        broker: String,
         unfinished: i64,
         took: Duration,
     ) -> Result<Self> {
-        let client = stage.database.connect().await?;
-        let run = format!("demo-{}-%", stage.run);
+        let client = stage.site.database.connect().await?;
+        let run = format!("demo-{}-%", stage.site.run);
         let (completions, late) = completions(&client, &run).await?;
         let (latency_p50_ms, latency_p99_ms, deliveries_per_second) = speed(&client, &run).await?;
         let (doubts, doubts_resolved) = doubts(&client, &run).await?;
@@ -83,20 +86,27 @@ impl Report {
             doubts,
             doubts_resolved,
             relay_kills,
+            broker,
             workers_killed: tally.killed(),
             workers_paused: tally.paused(),
             lease_losses_detected: tally.lease_losses(),
-            consumers: consumers.all().iter().map(|service| service.ledger()).collect(),
+            consumers: consumers.services().map(|service| service.ledger()).collect(),
             deliveries_per_second,
             latency_p50_ms,
             latency_p99_ms,
-            check: check(&client, &stage.schema(), unfinished).await?,
+            check: check(&client, &stage.site.schema(), unfinished).await?,
         })
     }
 
     /// Whether everything that was promised happened, and nothing else.
     pub fn is_good(&self) -> bool {
-        let Check { promised, lost, unasked, not_applied, applied_twice, unfinished } = self.check;
+        self.check.is_good()
+    }
+}
+
+impl Check {
+    pub fn is_good(&self) -> bool {
+        let Self { promised, lost, unasked, not_applied, applied_twice, unfinished } = *self;
         promised > 0 && [lost, unasked, not_applied, applied_twice, unfinished] == [0; 5]
     }
 }
@@ -158,7 +168,7 @@ async fn speed(client: &Client, run: &str) -> Result<(f64, f64, f64)> {
     Ok((row.get(0), row.get(1), row.get(2)))
 }
 
-async fn check(client: &Client, schema: &str, unfinished: i64) -> Result<Check> {
+pub(super) async fn check(client: &Client, schema: &str, unfinished: i64) -> Result<Check> {
     let sql = "-- demo::check
                select (select count(*) from {schema}.promised),
                       (select count(*) from {schema}.promised p where not exists (
@@ -167,11 +177,11 @@ async fn check(client: &Client, schema: &str, unfinished: i64) -> Result<Check> 
                       (select count(*) from {schema}.receipts r where not exists (
                           select from {schema}.promised p
                           where p.consumer = r.consumer and p.key = r.key and p.body_sha256 = r.body_sha256)),
-                      (select count(*) from {schema}.promised p where p.consumer = $1 and not exists (
-                          select from {schema}.invoices i where i.key = p.key)),
+                      (select count(*) from {schema}.promised p where p.consumer = any ($1) and not exists (
+                          select from {schema}.made m where m.consumer = p.consumer and m.key = p.key)),
                       (select count(*) from (
-                          select from {schema}.invoices group by key having count(*) > 1) twice)";
-    let row = client.query_one(&sql.replace("{schema}", schema), &[&BILLING]).await?;
+                          select from {schema}.made group by consumer, key having count(*) > 1) twice)";
+    let row = client.query_one(&sql.replace("{schema}", schema), &[&[BILLING, SHIPPING].as_slice()]).await?;
     Ok(Check {
         promised: row.get(0),
         lost: row.get(1),
@@ -208,7 +218,7 @@ impl fmt::Display for Report {
             )?;
         }
         let absorbed = self.consumers.iter().filter_map(|ledger| ledger.answers.get("duplicate")).sum::<u64>();
-        writeln!(f, "duplicates    {absorbed} absorbed by {BILLING}")?;
+        writeln!(f, "duplicates    {absorbed} absorbed by the consumers that dedup")?;
         writeln!(
             f,
             "doubt         {} deliveries had an ambiguous attempt; the consumer's own word resolved {}, a bare 2xx ended {}",
@@ -221,6 +231,7 @@ impl fmt::Display for Report {
             "relay         killed {} times; {} attempts it left without an outcome, made again",
             self.relay_kills, self.attempts_without_outcome
         )?;
+        writeln!(f, "broker        {}", self.broker)?;
         writeln!(
             f,
             "workers       {} killed, {} paused past their lease; {} completions refused because the lease was gone",
@@ -231,13 +242,19 @@ impl fmt::Display for Report {
             "speed         {:.1} s, {:.0} deliveries/s, commit to ledger p50 {:.0} ms, p99 {:.0} ms (kills included)",
             self.seconds, self.deliveries_per_second, self.latency_p50_ms, self.latency_p99_ms
         )?;
-        let Check { promised, lost, unasked, not_applied, applied_twice, unfinished } = self.check;
+        writeln!(f, "{}", self.check)
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { promised, lost, unasked, not_applied, applied_twice, unfinished } = self;
         writeln!(
             f,
             "checked       {promised} promised deliveries against the consumers' own ledgers, byte for byte: \
              unasked {unasked}, not applied {not_applied}, applied twice {applied_twice}, unfinished {unfinished}"
         )?;
-        writeln!(f, "lost {lost}")
+        write!(f, "lost {lost}")
     }
 }
 
@@ -255,6 +272,7 @@ mod tests {
             doubts: 3,
             doubts_resolved: 2,
             relay_kills: 2,
+            broker: "none".into(),
             workers_killed: 1,
             workers_paused: 1,
             lease_losses_detected: 3,

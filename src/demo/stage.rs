@@ -4,38 +4,38 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use deadpool_postgres::Pool;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use super::consumers::{ANALYTICS, BILLING, Consumers};
+use super::broker::{self, Found, Node};
+use super::consumers::{ANALYTICS, BILLING, Consumers, SHIPPING};
 use super::embedded::guardian::Guardian;
 use super::embedded::postgres::{Durability, PrivatePostgres};
 use super::relay::Relay;
+use super::shipping;
+use super::site::Site;
 use super::{Error, Result};
-use crate::inbox::Inbox;
 use crate::store::audit::Reason;
 use crate::store::consumers::{self, StateChange};
 use crate::store::{Database, schema};
 
-const TABLES: &str = include_str!("stage.sql");
 /// How long a consumer may take to answer.
 pub const CONSUMER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Dropped, it removes the folder and ends the private server; [`Stage::strike`] also cleans up the database.
 pub struct Stage {
-    /// Names everything that belongs to this run: 8 hexadecimal digits.
-    pub run: String,
+    /// Its run is named by 8 hexadecimal digits.
+    pub site: Site,
     pub url: SecretString,
-    pub database: Database,
-    pub pool: Pool,
     pub folder: PathBuf,
     pub guardian: std::sync::Mutex<Guardian>,
     private: Option<PrivatePostgres>,
+    pub broker: Found,
 }
 
 impl Stage {
-    pub async fn set(url: Option<&SecretString>) -> Result<Self> {
+    pub async fn set(url: Option<&SecretString>) -> Result<(Self, Node)> {
+        let broker = tokio::spawn(Found::look());
         let mut private = None;
         let url = match url {
             Some(url) => url.clone(),
@@ -48,78 +48,47 @@ impl Stage {
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).map_err(what())?;
         let guardian = Guardian::new(&[&folder]).map_err(Error::io("cannot start sh"))?.into();
         let database = Database::new(&url, "fencepost-demo")?;
-        let pool = database.pool(24);
-        let stage = Self { run, url, database, pool, folder, guardian, private };
-        stage.prepare().await?;
-        Ok(stage)
-    }
-
-    async fn prepare(&self) -> Result<()> {
-        let mut client = self.database.connect().await?;
-        schema::migrate(&mut client).await?;
-        client.batch_execute(&format!("-- demo::stage\ncreate schema {}", self.schema())).await?;
-        client.batch_execute(&TABLES.replace("{schema}", &self.schema())).await?;
-        Ok(self.inbox()?.install(&client).await?)
+        schema::migrate(&mut database.connect().await?).await?;
+        let (broker, node) =
+            broker.await.map_err(|error| Error::io("looking for a broker")(std::io::Error::other(error)))?;
+        let subscribers: &[_] =
+            if broker.url().is_some() { &[BILLING, ANALYTICS, SHIPPING] } else { &[BILLING, ANALYTICS] };
+        let site = Site::new(run, subscribers, database);
+        site.prepare().await?;
+        Ok((Self { site, url, folder, guardian, private, broker }, node))
     }
 
     /// Where the run happens, in a few words.
     pub fn describe(&self) -> String {
         match &self.private {
-            Some(server) => format!("a private PostgreSQL from {}", server.bin().display()),
-            None => "your database".into(),
+            Some(server) => format!("a private PostgreSQL from {}, {}", server.bin().display(), self.broker.name()),
+            None => format!("your database, {}", self.broker.name()),
         }
-    }
-
-    /// The schema of everything that is not fencepost's.
-    pub fn schema(&self) -> String {
-        format!("fencepost_demo_{}", self.run)
-    }
-
-    /// The inbox of the consumer that has one.
-    pub fn inbox(&self) -> Result<Inbox> {
-        Ok(Inbox::new(&self.schema(), "demo")?)
-    }
-
-    /// The kind of this run's tasks, and the topic of their effects.
-    pub fn kind(&self) -> String {
-        format!("demo.{}", self.run)
-    }
-
-    /// The id of the n-th task.
-    pub fn task_id(&self, n: u32) -> String {
-        format!("demo-{}-{n}", self.run)
     }
 
     /// Makes fencepost know the consumers, and subscribes them to the topic of this run.
     pub async fn declare(&self, consumers: &Consumers) -> Result<()> {
-        let client = self.database.connect().await?;
-        for consumer in consumers.all() {
+        let client = self.site.database.connect().await?;
+        for (consumer, url) in consumers.all() {
             let spec = json!({
                 "kind": "http",
-                "url": consumer.url(),
+                "url": url,
                 "ack": consumer.ack(),
                 "timeout": format!("{}s", CONSUMER_TIMEOUT.as_secs()),
-                "topics": [self.kind()],
+                "topics": [self.site.kind()],
             });
             client
                 .query("-- demo::declare\nselect fencepost.declare_consumer($1, $2)", &[&consumer.name(), &spec])
                 .await?;
         }
+        if let Some(broker) = self.broker.address()? {
+            shipping::declare(&broker).await?;
+            let topics = [self.site.kind()];
+            let spec = json!({ "kind": "amqp", "routing_key": SHIPPING, "ack": "required", "topics": topics });
+            client.query("-- demo::declare\nselect fencepost.declare_consumer($1, $2)", &[&SHIPPING, &spec]).await?;
+            init_replies(self).await?;
+        }
         Ok(())
-    }
-
-    /// How many deliveries have ended, and how many have not.
-    pub async fn settled(&self) -> Result<(i64, i64)> {
-        let client = self.pool.get().await.map_err(crate::store::Error::from)?;
-        let row = client
-            .query_one(
-                "-- demo::settled
-                 select count(settled_at), count(*) - count(settled_at)
-                 from fencepost.deliveries where key like $1",
-                &[&format!("demo-{}-%", self.run)],
-            )
-            .await?;
-        Ok((row.get(0), row.get(1)))
     }
 
     pub fn how_to_look_around(&self, relay: &Relay) -> String {
@@ -135,7 +104,7 @@ impl Stage {
              fencepost task {} --database-url '{url}'\n  \
              {bin}psql '{url}' -c 'select * from fencepost.deliveries limit 10'\n  \
              the relay's configuration and log: {}",
-            self.task_id(13),
+            self.site.task_id(13),
             relay.folder().display(),
         )
     }
@@ -144,10 +113,10 @@ impl Stage {
     /// server goes as a whole.
     pub async fn strike(self) -> Result<()> {
         if self.private.is_none() {
-            let mut client = self.database.connect().await?;
-            let names = [BILLING, ANALYTICS].map(str::to_owned);
+            let mut client = self.site.database.connect().await?;
+            let names: Vec<String> = self.site.subscribers.iter().map(|name| (*name).to_owned()).collect();
             consumers::change_state(&mut client, StateChange::Retire, &names, &reason()).await?;
-            client.batch_execute(&format!("-- demo::strike\ndrop schema {} cascade", self.schema())).await?;
+            client.batch_execute(&format!("-- demo::strike\ndrop schema {} cascade", self.site.schema())).await?;
         }
         Ok(())
     }
@@ -156,6 +125,25 @@ impl Stage {
 fn reason() -> Reason {
     // Unwrap safety: a short text.
     "the demo ended".parse().expect("a reason")
+}
+
+/// `fencepost amqp init`, as a user runs it: fencepost's reply queues.
+async fn init_replies(stage: &Stage) -> Result<()> {
+    let program = std::env::current_exe().map_err(Error::io("cannot find this program"))?;
+    let config = relay_config(&stage.folder, &stage.site.run)?;
+    let output = tokio::process::Command::new(program)
+        .args(["amqp", "init", "--yes", "--reason", "the demo", "--config"])
+        .arg(config)
+        .envs(environment(stage))
+        .stdin(std::process::Stdio::null())
+        .output()
+        .await
+        .map_err(Error::io("cannot run fencepost amqp init"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(Error::io("fencepost amqp init failed")(std::io::Error::other(said)))
 }
 
 /// A configuration for the relay of this run.
@@ -170,7 +158,9 @@ pub fn relay_config(folder: &Path, run: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The environment of a child that uses this run's database: a password belongs into no file and no argument.
-pub fn database_env(url: &SecretString) -> (&'static str, &str) {
-    ("DATABASE_URL", url.expose_secret())
+/// The environment of a child that uses this run's servers: a password belongs into no file and no argument.
+pub fn environment(stage: &Stage) -> Vec<(&'static str, String)> {
+    let database = ("DATABASE_URL", stage.url.expose_secret().to_string());
+    let broker = stage.broker.url().map(|url| (broker::URL, url.expose_secret().to_string()));
+    std::iter::once(database).chain(broker).collect()
 }

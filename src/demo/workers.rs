@@ -10,9 +10,9 @@ use sha2::{Digest, Sha256};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, Transaction};
 
-use super::consumers::{ANALYTICS, BILLING};
+use super::consumers::BILLING;
 use super::input::Bodies;
-use super::stage::Stage;
+use super::site::Site;
 use super::{Error, Result};
 use crate::model::key::{EffectKey, KeyError, TaskId};
 use crate::producer::{self, Effect, ErrorKind, Lease, NewTask, Payload, Worker};
@@ -57,15 +57,14 @@ impl Tally {
     }
 }
 
-/// Submits the tasks of this run.
-pub async fn submit(stage: &Stage, tasks: u32) -> Result<()> {
-    let mut client = stage.database.connect().await?;
+/// Submits the tasks of these numbers.
+pub async fn submit(site: &Site, numbers: &[u32]) -> Result<()> {
+    let mut client = site.database.connect().await?;
     let tx = client.transaction().await?;
-    let kind = stage.kind();
-    let numbers: Vec<u32> = (0..tasks).collect();
+    let kind = site.kind();
     for chunk in numbers.chunks(200) {
         let new = |n: &u32| {
-            let id = TaskId::new(stage.task_id(*n))?;
+            let id = TaskId::new(site.task_id(*n))?;
             Ok::<_, KeyError>(NewTask::new(&kind, json!({ "n": n })).id(id))
         };
         let new: Vec<_> = chunk.iter().map(new).collect::<Result<_, _>>().map_err(bug)?;
@@ -84,11 +83,23 @@ pub struct Crew {
 /// What each worker needs.
 struct Job {
     database: Database,
-    run: String,
+    /// What its workers' names begin with: several crews may work for one run.
+    name: String,
     kind: String,
     schema: String,
+    subscribers: &'static [&'static str],
     bodies: Arc<Bodies>,
+    until: Until,
     tally: Tally,
+}
+
+/// When the work is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Until {
+    /// No task of the run is ready or running.
+    NothingLeft,
+    /// The crew is dropped.
+    Stopped,
 }
 
 /// How a worker's life ended.
@@ -124,13 +135,15 @@ impl Fate {
 }
 
 impl Crew {
-    pub fn start(stage: &Stage, bodies: &Arc<Bodies>) -> Self {
+    pub fn start(site: &Site, bodies: &Arc<Bodies>, until: Until) -> Self {
         let job = Arc::new(Job {
-            database: stage.database.clone(),
-            run: stage.run.clone(),
-            kind: stage.kind(),
-            schema: stage.schema(),
+            database: site.database.clone(),
+            name: format!("{}worker-{:04x}", site.prefix(), rand::random::<u16>()),
+            kind: site.kind(),
+            schema: site.schema(),
+            subscribers: site.subscribers,
             bodies: bodies.clone(),
+            until,
             tally: Tally::default(),
         });
         let mut crew = Self { job, workers: JoinSet::new(), born: 0 };
@@ -157,8 +170,18 @@ impl Crew {
         Ok(())
     }
 
+    /// Replaces the dead and those that failed; tells how they failed.
+    pub fn tend(&mut self) -> Vec<Error> {
+        let mut failed = Vec::new();
+        while let Some(ended) = self.workers.try_join_next() {
+            failed.extend(ended.map_err(|e| bug(std::io::Error::other(e))).and_then(|end| end.map(|_| ())).err());
+            self.hire();
+        }
+        failed
+    }
+
     fn hire(&mut self) {
-        let owner = format!("demo-{}-worker-{}", self.job.run, self.born);
+        let owner = format!("{}-{}", self.job.name, self.born);
         self.born += 1;
         let job = self.job.clone();
         self.workers.spawn(async move { job.work(owner).await });
@@ -172,7 +195,7 @@ impl Job {
         loop {
             let leases = worker.claim(&client, BATCH).await?;
             if leases.is_empty() {
-                if self.unfinished(&client).await? == 0 {
+                if self.until == Until::NothingLeft && self.unfinished(&client).await? == 0 {
                     return Ok(End::NothingLeft);
                 }
                 tokio::time::sleep(IDLE).await;
@@ -233,7 +256,7 @@ impl Job {
         let effect = |effect: Effect| effect.kind(&body.kind).content_type("application/json");
         let payload = || Payload::Text(body.text.clone());
         let mut effects = vec![effect(Effect::on(&self.kind, payload()))];
-        let mut promised = vec![(1, BILLING), (1, ANALYTICS)];
+        let mut promised: Vec<_> = self.subscribers.iter().map(|consumer| (1, *consumer)).collect();
         if n.is_multiple_of(10) {
             effects.push(effect(Effect::to(BILLING, payload())));
             promised.push((2, BILLING));

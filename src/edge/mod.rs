@@ -97,6 +97,11 @@ impl Edge {
         }
     }
 
+    /// Whether it knows by itself when nothing gets through: then failures of single attempts say no more than that.
+    pub fn shuts_by_itself(&self) -> bool {
+        matches!(self, Self::Amqp(_))
+    }
+
     /// Waits until the way opens or shuts.
     pub async fn turned(&self) {
         match self {

@@ -13,6 +13,7 @@ use url::Url;
 
 use super::sign::{Secret, sign};
 use crate::model::effect::AttemptContext;
+use crate::mutant::{self, Mutant};
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
@@ -63,7 +64,10 @@ impl Template {
     /// All headers of one attempt.
     pub fn headers(&self, ctx: &AttemptContext<'_>) -> Result<HeaderMap, RequestError> {
         let effect = ctx.effect;
-        let key = effect.key.to_string();
+        let mut key = effect.key.to_string();
+        if mutant::is(Mutant::NewKeyOnRetry) && ctx.number > 1 {
+            key = format!("{key}:{}", ctx.number + 1_000);
+        }
         let now = ctx.now.duration_since(UNIX_EPOCH).map_err(|_| RequestError::Clock)?.as_secs();
 
         let mut headers = HeaderMap::new();

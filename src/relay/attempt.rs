@@ -17,7 +17,8 @@ use crate::failpoint;
 use crate::model::consumer::{Consumer, OnAmbiguous, Ordering};
 use crate::model::effect::AttemptContext;
 use crate::model::outcome::{AckReading, End, Evidence, Outcome, Phase};
-use crate::model::token::{Ack, Fact};
+use crate::model::token::{Ack, AttemptToken, Fact};
+use crate::mutant::{self, Mutant};
 use crate::store::gates;
 use crate::store::settle::{Durability, EndRow, FactRow, ParkRow, StartRow};
 
@@ -70,6 +71,9 @@ pub async fn attempt(delivery: Delivery, served: Arc<Served>, shared: Shared) ->
         }
     }
     if !delivery.lease.is_alive() {
+        if needs_start(&delivery, &served.consumer) {
+            shared.settler.end_attempt(not_made(&delivery));
+        }
         return Ended::NotStarted(delivery);
     }
     failpoint::reach("attempt_started", &delivery.effect.payload).await;
@@ -87,7 +91,23 @@ pub async fn attempt(delivery: Delivery, served: Arc<Served>, shared: Shared) ->
 }
 
 pub fn needs_start(delivery: &Delivery, consumer: &Consumer) -> bool {
-    delivery.is_parked() || consumer.contract.on_ambiguous == OnAmbiguous::Hold
+    (delivery.is_parked() && !mutant::is(Mutant::RetryWithoutStart))
+        || consumer.contract.on_ambiguous == OnAmbiguous::Hold
+}
+
+/// The end of an attempt whose start was written while the lease ran out: nobody need wonder what it did.
+fn not_made(delivery: &Delivery) -> EndRow {
+    EndRow {
+        delivery: delivery.id(),
+        attempt: delivery.trouble.attempts + 1,
+        token: AttemptToken::NotDelivered,
+        status: None,
+        phase: Phase::Prepare,
+        bytes_left: false,
+        took: Duration::ZERO,
+        ack_raw: None,
+        error: Some("the shard's lease ended before the attempt could be made".into()),
+    }
 }
 
 fn abandoned() -> Outcome {

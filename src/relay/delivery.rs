@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::lease::LeaseHold;
+use super::lease::{InAir, LeaseHold};
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, FlightSeq};
 use crate::store::parking::{Trouble, Turn};
@@ -44,6 +44,8 @@ pub struct Flight {
     pub outstanding: AtomicUsize,
     /// Given back when the last delivery of the flight is gone.
     pub bytes: Charge,
+    /// `None` for a page.
+    pub place: Option<InAir>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -161,7 +161,7 @@ impl State {
                 biased;
                 Some(done) = self.attempts.join_next(), if !self.attempts.is_empty() => match done {
                     Ok((class, ended)) => self.came_back(class, ended),
-                    // The flight stays open: whoever takes the shard over parks the delivery.
+                    // The flight stays open: the reconciler parks the delivery.
                     Err(error) => tracing::error!(error = %report(&error), "an attempt's task failed"),
                 },
                 command = commands.recv() => match command {
@@ -274,7 +274,12 @@ impl State {
         if self.served.edge.shut().is_some() {
             return None;
         }
-        for class in [Class::Retry, Class::Fresh] {
+        // The probe of an open breaker is not left to one that may fail by itself: it would hold up all others for ever.
+        let order = match self.gate.is_broken() {
+            true => [Class::Fresh, Class::Retry],
+            false => [Class::Retry, Class::Fresh],
+        };
+        for class in order {
             while let Some(shard) = self.lane_with(class) {
                 let other = if class == Class::Retry { Class::Fresh } else { Class::Retry };
                 let competing = if self.lane_with(other).is_some() { Competing::Yes } else { Competing::No };
@@ -291,8 +296,12 @@ impl State {
         wake
     }
 
-    /// The lane whose oldest delivery of this class came first.
+    /// The lane whose oldest delivery of this class came first; behind an open breaker the one with the retry least tried.
     fn lane_with(&self, class: Class) -> Option<Shard> {
+        if class == Class::Retry && self.gate.is_broken() {
+            let tried = self.lanes.iter().filter_map(|(shard, (_, lane))| Some((lane.least_tried()?, *shard)));
+            return tried.min().map(|(_, shard)| shard);
+        }
         self.lanes
             .iter()
             .filter_map(|(shard, (_, lane))| {
@@ -307,8 +316,10 @@ impl State {
     }
 
     fn start_one(&mut self, shard: Shard, class: Class) {
+        let broken = self.gate.is_broken();
         let taken = self.lanes.get_mut(&shard).and_then(|(_, lane)| match class {
             Class::Fresh => lane.next_fresh(),
+            Class::Retry if broken => lane.take_least_tried(),
             Class::Retry => lane.next_retry(),
         });
         let Some(delivery) = taken else {
@@ -395,6 +406,9 @@ impl State {
     fn report(&mut self, outcome: &Outcome) {
         let was_broken = self.gate.is_broken();
         let report = match &outcome.end {
+            End::NotDelivered | End::Ambiguous if self.served.edge.shuts_by_itself() => {
+                return self.gate.withdrawn(Instant::now());
+            }
             End::NotDelivered | End::Ambiguous => Report::Failing,
             End::Answered { status: 500.., ack: AckReading::Silent | AckReading::Malformed { .. } } => Report::Failing,
             End::Answered { .. } | End::Confirmed | End::Unroutable | End::Refused => Report::Healthy,

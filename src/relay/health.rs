@@ -28,6 +28,17 @@ impl Health {
         *self.last_turn.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
+    /// Waits for `what` and stays alive meanwhile: a relay that waits, for its database as a rule, does not hang.
+    pub async fn during<T>(&self, what: impl Future<Output = T>) -> T {
+        let mut what = std::pin::pin!(what);
+        loop {
+            self.turned();
+            if let Ok(done) = tokio::time::timeout(Duration::from_secs(1), &mut what).await {
+                return done;
+            }
+        }
+    }
+
     /// The database answered a renewal.
     pub fn renewed(&self, shards: usize) {
         *self.last_renewal.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());

@@ -20,6 +20,7 @@ use super::settler::Settler;
 use crate::edge::error::report;
 use crate::model::key::{Shard, ShardEpoch};
 use crate::model::token::TickToken;
+use crate::mutant::{self, Mutant};
 use crate::store::session::Session;
 use crate::store::shards::Roster;
 use crate::store::{self, Database, Result, alarms, flights, lags, parking, relays, shards};
@@ -222,6 +223,9 @@ impl Keeper {
 
     /// Ends what the predecessor left open: its flights, and its attempts from the parking lot.
     async fn sweep(&self, session: &Session, lease: &ShardLease) -> Result<()> {
+        if mutant::is(Mutant::NoTakeoverSweep) {
+            return Ok(());
+        }
         let client = session.client();
         let mut swept = flights::end_interrupted(client, lease.shard, lease.epoch).await?;
         if swept.dead > 0 {

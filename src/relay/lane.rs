@@ -10,6 +10,7 @@ use super::delivery::{Delivery, FlightKind, Origin};
 use crate::model::consumer::Ordering;
 use crate::model::key::FlightSeq;
 use crate::model::token::Waiting;
+use crate::mutant::{self, Mutant};
 use crate::store::lags::Range;
 use crate::store::parking::Turn;
 
@@ -99,7 +100,9 @@ impl Lane {
             // One that was scheduled counts among those that wait only from now on.
             Origin::Parked { turn: Turn::Scheduled, .. } => key.parked += 1,
             Origin::Parked { .. } => {}
-            Origin::Flight(_) if key.parked > 0 => return Offer::Blocked(delivery),
+            Origin::Flight(_) if key.parked > 0 && !mutant::is(Mutant::OrderIgnoredAfterSpill) => {
+                return Offer::Blocked(delivery);
+            }
             Origin::Flight(_) => {}
         }
         if key.busy {
@@ -117,6 +120,16 @@ impl Lane {
 
     pub fn next_retry(&mut self) -> Option<Delivery> {
         self.retries.pop_front()
+    }
+
+    /// The retry that was attempted least, and how often: the one that says most about the consumer, least about itself.
+    pub fn least_tried(&self) -> Option<u32> {
+        self.retries.iter().map(|delivery| delivery.trouble.attempts).min()
+    }
+
+    pub fn take_least_tried(&mut self) -> Option<Delivery> {
+        let (at, _) = self.retries.iter().enumerate().min_by_key(|(_, delivery)| delivery.trouble.attempts)?;
+        self.retries.remove(at)
     }
 
     /// A delivery ended: its key is free for the next.
@@ -142,10 +155,14 @@ impl Lane {
         let key = self.keys.entry(text.to_string()).or_default();
         key.touched = stamp;
         key.busy = false;
+        if mutant::is(Mutant::KeyFreedByDoubt) {
+            key.parked = 0;
+        }
         match (was_parked, state) {
             // Scheduled for later it blocks nobody.
             (WasParked::Yes, Waiting::Scheduled) => key.parked = key.parked.saturating_sub(1),
             (WasParked::No, Waiting::Scheduled) | (WasParked::Yes, _) => {}
+            (WasParked::No, _) if mutant::is(Mutant::KeyFreedByDoubt) => {}
             (WasParked::No, _) => key.parked += 1,
         }
         if key.parked == 0 {

@@ -50,8 +50,8 @@ fn fresh(id: i64, key: &str) -> Delivery {
 }
 
 fn of_flight(id: i64, key: &str, kind: FlightKind, seq: i64) -> Delivery {
-    let flight =
-        Flight { kind, seq: FlightSeq(seq), outstanding: AtomicUsize::new(1), bytes: ByteBudget::new(1).charge(0, 1) };
+    let bytes = ByteBudget::new(1).charge(0, 1);
+    let flight = Flight { kind, seq: FlightSeq(seq), outstanding: AtomicUsize::new(1), bytes, place: None };
     delivery(id, key, Origin::Flight(Arc::new(flight)))
 }
 

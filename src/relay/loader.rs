@@ -134,6 +134,7 @@ impl Loader {
             seq: page.up_to,
             outstanding: AtomicUsize::new(count),
             bytes: self.budget.charge(bytes as u64, 0),
+            place: None,
         });
         let delivery = |read: ReadEffect| Delivery {
             effect: Arc::new(read.effect),

@@ -16,7 +16,7 @@ use super::delivery::{ByteBudget, Delivery, Flight, FlightKind, Origin};
 use super::dispatcher::waiting;
 use super::doorbell::{Armed, Doorbell};
 use super::health::Health;
-use super::lease::{LeaseHold, ShardLease};
+use super::lease::{InAir, LeaseHold, ShardLease};
 use super::options::Options;
 use super::outage;
 use super::router::Router;
@@ -26,6 +26,7 @@ use crate::failpoint;
 use crate::model::consumer::Ordering;
 use crate::model::key::{EffectId, Shard};
 use crate::model::token::Waiting;
+use crate::mutant::{self, Mutant};
 use crate::store::log::{self, Held, More, OpenedFlight, Opener, PageLimits, Position, Reached, Reading};
 use crate::store::parking::Trouble;
 use crate::store::session::Session;
@@ -241,8 +242,13 @@ impl Reader {
             return;
         }
         let charge = self.budget.charge(bytes as u64, count);
-        let flight =
-            Arc::new(Flight { kind: FlightKind::Log, seq, outstanding: AtomicUsize::new(count), bytes: charge });
+        let flight = Arc::new(Flight {
+            kind: FlightKind::Log,
+            seq,
+            outstanding: AtomicUsize::new(count),
+            bytes: charge,
+            place: Some(InAir::of(&lease, seq)),
+        });
         let now = Instant::now();
         let (mut due, mut later) = (Vec::with_capacity(count), Vec::new());
         for read in opened.effects {
@@ -302,7 +308,7 @@ impl Reader {
             let Some(reading) = self.shards.get_mut(&shard) else { continue };
             reading.manifest.clear();
             let newest = log::position(session, shard).await?;
-            if newest.seq == reading.position.seq {
+            if newest.seq == reading.position.seq || mutant::is(Mutant::UnansweredFlightSkipped) {
                 reading.position = newest;
                 continue;
             }

@@ -1,6 +1,6 @@
 //! A relay from start to end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use super::outage;
 use super::reader::Reader;
 use super::reconciler::Reconciler;
 use super::replies::Replies;
+use super::retention;
 use super::router::{self, Router};
 use super::settler::Settler;
 use crate::edge::Reach;
@@ -33,7 +34,8 @@ const POOL_SIZE: usize = 4;
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Runs a relay until `stop` is cancelled: then no flight is opened any more, what is out is waited for within
-/// `shutdown_grace`, the rest is parked, and the shards are given up.
+/// `shutdown_grace`, the rest is parked, and the shards are given up. Where its history is `over`, nothing is waited for
+/// and nothing more is written.
 ///
 /// # Errors
 /// The schema is missing, older or newer than this build. A database that is away is waited for.
@@ -43,6 +45,7 @@ pub async fn run(
     reach: Reach,
     health: Arc<Health>,
     stop: CancellationToken,
+    over: CancellationToken,
 ) -> Result<()> {
     let relay = Uuid::now_v7();
     let Some(session) = outage::reconnect(&database, "relay", &stop).await else { return Ok(()) };
@@ -52,7 +55,7 @@ pub async fn run(
     let now = session.client().query_one("-- store::now\nselect clock_timestamp()", &[]).await?.get(0);
     tracing::info!(%relay, name = %options.name, version = env!("CARGO_PKG_VERSION"), "relay starts");
 
-    let abandon = CancellationToken::new();
+    let abandon = over.child_token();
     let bell = Arc::new(Doorbell::default());
     let (settler, writing) = Settler::start(database.clone(), relay, Arc::clone(&bell), abandon.clone());
     let shared = Shared {
@@ -61,7 +64,7 @@ pub async fn run(
         clock: DatabaseClock::new(now),
         retry: options.retry.clone(),
         suspects: Arc::new(Semaphore::new(1)),
-        abandon: CancellationToken::new(),
+        abandon: over.child_token(),
     };
     let router = Arc::new(Router::new(
         shared.clone(),
@@ -119,7 +122,12 @@ pub async fn run(
     let keeping = tokio::spawn(keeper.run(stop.clone(), release.clone()));
     let reading = tokio::spawn(reader.run(told, stop.clone()));
     let loading = tokio::spawn(loader.run(stop.clone()));
-    let reconciler = Reconciler { pool: shared.pool.clone(), router: Arc::clone(&router), reached: HashMap::new() };
+    let reconciler = Reconciler {
+        pool: shared.pool.clone(),
+        router: Arc::clone(&router),
+        reached: HashMap::new(),
+        adrift: HashSet::new(),
+    };
     let reconciling = tokio::spawn(reconciler.run(stop.clone()));
     let replies = Replies {
         database: database.clone(),
@@ -130,12 +138,13 @@ pub async fn run(
         bell: Arc::clone(&bell),
     };
     let replying = tokio::spawn(replies.run(stop.clone()));
+    let retaining = tokio::spawn(retention::run(database.clone(), stop.clone()));
     let watching = tokio::spawn(router::watch(Arc::clone(&router), database.clone(), stop.clone()));
     let listening = tokio::spawn(doorbell::keep(bell, Arc::clone(&router), database, stop.clone()));
 
     stop.cancelled().await;
     tracing::info!(grace = ?options.shutdown_grace, "relay stops: no new flights, what is out is waited for");
-    for task in [reading, loading, reconciling, replying, watching, listening] {
+    for task in [reading, loading, reconciling, replying, retaining, watching, listening] {
         finish(task, "a task").await;
     }
     if tokio::time::timeout(options.shutdown_grace, router.drain()).await.is_err() {

@@ -7,6 +7,7 @@ use super::retry;
 use crate::model::consumer::{AckMode, Contract, OnAmbiguous};
 use crate::model::outcome::{AckReading, End, Outcome};
 use crate::model::token::{Ack, AttemptToken, Fact, Waiting};
+use crate::mutant::{self, Mutant};
 use crate::store::parking::Trouble;
 use crate::store::settle::Moment;
 
@@ -193,6 +194,7 @@ fn doubt(parking: &mut Parking, contract: Contract, spent: bool) {
     parking.first_doubt = Moment::Set;
     match contract.on_ambiguous {
         OnAmbiguous::Retry if !spent => {}
+        OnAmbiguous::Hold if mutant::is(Mutant::DoubtResent) => {}
         OnAmbiguous::Retry | OnAmbiguous::Hold => {
             parking.state = Waiting::InDoubt;
             parking.due_in = None;
@@ -203,6 +205,8 @@ fn doubt(parking: &mut Parking, contract: Contract, spent: bool) {
 fn classify(outcome: &Outcome, at: Circumstances<'_>) -> (Class, Option<Duration>) {
     match &outcome.end {
         End::NotDelivered => (Class::NotDelivered, None),
+        End::Ambiguous if mutant::is(Mutant::FactBeforeAnswer) => (Class::Fact(Fact::Applied), None),
+        End::Ambiguous if mutant::is(Mutant::AmbiguousDropped) => (Class::Fact(Fact::Rejected), None),
         End::Ambiguous => (Class::Ambiguous, None),
         End::Unroutable => (Class::Unroutable, None),
         End::Shut => (Class::Shut, None),

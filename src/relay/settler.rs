@@ -18,6 +18,7 @@ use super::unflushed::{ASK_EVERY, Unflushed};
 use crate::edge::error::report;
 use crate::failpoint;
 use crate::model::key::FlightSeq;
+use crate::mutant::{self, Mutant};
 use crate::store::lags::{LaneId, Range};
 use crate::store::session::Session;
 use crate::store::settle::{
@@ -58,6 +59,7 @@ pub enum StartAnswer {
 enum Entry {
     Settle(Box<Settlement>),
     Start(StartRow, oneshot::Sender<StartAnswer>),
+    End(EndRow),
     Close(CloseRow),
     Advance(AdvanceRow),
     Flush(oneshot::Sender<()>),
@@ -86,6 +88,11 @@ impl Settler {
         let (reply, answer) = oneshot::channel();
         let _ = self.0.send(Entry::Start(row, reply));
         answer.await.unwrap_or(StartAnswer::Refused)
+    }
+
+    /// Ends an attempt that was started and then not made.
+    pub fn end_attempt(&self, row: EndRow) {
+        let _ = self.0.send(Entry::End(row));
     }
 
     /// Closes a flight that has no deliveries: nobody subscribed to any of its effects.
@@ -141,8 +148,11 @@ impl Writer {
 
     /// Writes one group, however long it takes, then lets go of what it settled.
     async fn write(&mut self, group: Vec<Entry>) {
-        let batch = batch_of(&group);
-        if !batch.facts.is_empty() {
+        let mut batch = batch_of(&group);
+        if self.unflushed.is_long() {
+            batch.durability = Durability::Flushed;
+        }
+        if !batch.is_empty() {
             failpoint::reach("settle", &[]).await;
         }
         match self.persist(&batch).await {
@@ -176,6 +186,9 @@ impl Writer {
             match self.persist_over(&mut session, connection, batch).await {
                 Err(error) if error.is_disconnect() => {
                     tracing::debug!(error = %report(&error), "outcomes wait for the database");
+                    if mutant::is(Mutant::CommitErrorAsSuccess) {
+                        return Some(Ok(Refused::default()));
+                    }
                 }
                 written => {
                     self.session = Some(session);
@@ -210,7 +223,7 @@ impl Writer {
         }
     }
 
-    /// The flight stays open, so the delivery is not forgotten: whoever takes the shard over parks it.
+    /// The flight stays open, so the delivery is not forgotten: the reconciler parks it, or whoever takes the shard over.
     async fn unwritable(&mut self, group: Vec<Entry>, error: &crate::store::Error) {
         for entry in &group {
             if let (Entry::Settle(settlement), Some(session)) = (entry, &self.session) {
@@ -232,6 +245,7 @@ fn batch_of(group: &[Entry]) -> Batch {
     for entry in group {
         match entry {
             Entry::Flush(_) => {}
+            Entry::End(row) => batch.ends.push(row.clone()),
             Entry::Close(row) => batch.closes.push(row.clone()),
             Entry::Advance(row) => batch.advances.push(*row),
             Entry::Start(row, _) => {
@@ -259,6 +273,7 @@ fn batch_of(group: &[Entry]) -> Batch {
                     landed.settled += 1;
                     match settlement.verdict {
                         Verdict::Park(_) => landed.parks.push(delivery.id()),
+                        Verdict::Lag if mutant::is(Mutant::LagForgotten) => {}
                         Verdict::Lag => extend(&mut lags, delivery, flight.seq),
                         Verdict::Fact(_) => {}
                     }
@@ -306,7 +321,7 @@ impl<'a> Landing<'a> {
 
     /// Whether nothing else of the flight is outstanding.
     fn is_complete(&self) -> bool {
-        self.flight.outstanding.load(Ordering::Acquire) == self.settled
+        self.flight.outstanding.load(Ordering::Acquire) == self.settled || mutant::is(Mutant::FlightClosedEarly)
     }
 
     fn close(self) -> CloseRow {
@@ -332,7 +347,7 @@ fn release(group: Vec<Entry>, refused: &Refused) {
                     flight.outstanding.fetch_sub(1, Ordering::AcqRel);
                 }
             }
-            Entry::Close(_) | Entry::Advance(_) => {}
+            Entry::End(_) | Entry::Close(_) | Entry::Advance(_) => {}
             Entry::Start(row, reply) => {
                 let answer =
                     if refused.starts.contains(&row.delivery) { StartAnswer::Refused } else { StartAnswer::Started };

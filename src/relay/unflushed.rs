@@ -11,6 +11,8 @@ use crate::store::settle::{Batch, Durability, Wal};
 /// How often the database is asked how far its disk is.
 pub const ASK_EVERY: Duration = Duration::from_millis(100);
 
+const KEPT_MAX: usize = 256;
+
 pub struct Unflushed {
     /// With the position in the log that covers it, once one was asked for after its commit.
     batches: VecDeque<(Batch, Option<u64>)>,
@@ -26,6 +28,11 @@ impl Default for Unflushed {
 impl Unflushed {
     pub fn is_empty(&self) -> bool {
         self.batches.is_empty()
+    }
+
+    /// The disk does not keep up: the next batch had better wait for it.
+    pub fn is_long(&self) -> bool {
+        self.batches.len() >= KEPT_MAX
     }
 
     /// A batch was committed.

@@ -23,6 +23,8 @@ pub enum Alarm {
     AckConflict,
     /// Replies over AMQP cannot be read.
     RepliesUnread,
+    /// What is older than the retention cannot be dropped.
+    Retention,
 }
 
 impl Alarm {
@@ -36,6 +38,7 @@ impl Alarm {
             Self::EdgeShut => "edge_shut",
             Self::AckConflict => "ack_conflict",
             Self::RepliesUnread => "replies_unread",
+            Self::Retention => "retention",
         }
     }
 }

@@ -10,6 +10,8 @@ use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::history::Pin;
+
 /// The longest a connect may take, TLS and authentication included.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest a pooled statement may take on the server.
@@ -30,6 +32,18 @@ pub enum Error {
     /// Something the schema rules out was read: the text says what.
     #[error("database holds something unexpected: {0}")]
     Corrupt(String),
+    #[error(
+        "the server is a standby and read-only: a relay works on the primary; waiting for its promotion, or for another address to answer"
+    )]
+    Standby,
+    /// Not the server, timeline or database that this relay began on.
+    #[error("the database has another history than the one this relay began on")]
+    OtherHistory,
+    #[error(
+        "the identity of fencepost.effects stands at {last}, behind effect {newest}: it would give ids out twice; \
+         stop the producers and run: select setval('fencepost.effects_id_seq', {newest})"
+    )]
+    Identity { last: i64, newest: i64 },
     #[error("{0}")]
     Schema(#[from] super::schema::SchemaError),
 }
@@ -77,6 +91,7 @@ fn describe(error: &tokio_postgres::Error) -> String {
 pub struct Database {
     config: Config,
     tls: MakeRustlsConnect,
+    pin: Option<Pin>,
 }
 
 impl Database {
@@ -84,6 +99,10 @@ impl Database {
     /// plaintext must be asked for with `sslmode=disable`.
     pub fn new(url: &SecretString, application_name: &str) -> Result<Self> {
         let text = url.expose_secret();
+        let other_scheme = text.contains("://") && !is_url(text);
+        if other_scheme || !(is_url(text) || text.contains('=')) {
+            return Err(Error::Url("it is not one of PostgreSQL's: write postgresql://user@host/database".into()));
+        }
         let (text, mode, root) = take_tls_options(text);
         let mut config: Config = text.parse().map_err(|e: tokio_postgres::Error| {
             // The message names the option, never its value.
@@ -115,7 +134,16 @@ impl Database {
             .keepalives_interval(Duration::from_secs(10))
             .keepalives_retries(3)
             .tcp_user_timeout(Duration::from_secs(30));
-        Ok(Self { config, tls: MakeRustlsConnect::new(tls_config(root.as_deref())?) })
+        Ok(Self { config, tls: MakeRustlsConnect::new(tls_config(root.as_deref())?), pin: None })
+    }
+
+    /// The same database, whose sessions must find themselves in this history.
+    pub fn pinned(&self, pin: Pin) -> Self {
+        Self { pin: Some(pin), ..self.clone() }
+    }
+
+    pub(super) fn pin(&self) -> Option<&Pin> {
+        self.pin.as_ref()
     }
 
     /// A connection of its own for a session that keeps state, with the driver the caller must poll.
@@ -155,7 +183,13 @@ impl Database {
     pub fn pool(&self, size: usize) -> Pool {
         let mut config = self.config.clone();
         let options = config.get_options().unwrap_or_default().to_string();
-        config.options(format!("{options} -c statement_timeout={} -c jit=off", STATEMENT_TIMEOUT.as_millis()).trim());
+        config.options(
+            format!(
+                "{options} -c statement_timeout={} -c jit=off -c enable_seqscan=off",
+                STATEMENT_TIMEOUT.as_millis()
+            )
+            .trim(),
+        );
         let manager = Manager::from_config(
             config,
             self.tls.clone(),
@@ -181,10 +215,13 @@ fn is_local(host: &Host) -> bool {
     }
 }
 
+fn is_url(text: &str) -> bool {
+    text.starts_with("postgres://") || text.starts_with("postgresql://")
+}
+
 /// tokio-postgres does not know libpq's verifying modes: they are read here and taken out of the text.
 fn take_tls_options(text: &str) -> (String, Option<String>, Option<String>) {
-    let is_url = text.starts_with("postgres://") || text.starts_with("postgresql://");
-    let (head, options, separator) = match (is_url, text.split_once('?')) {
+    let (head, options, separator) = match (is_url(text), text.split_once('?')) {
         (true, Some((head, query))) => (head, query, '&'),
         (true, None) => return (text.into(), None, None),
         (false, _) => ("", text, ' '),
@@ -198,7 +235,7 @@ fn take_tls_options(text: &str) -> (String, Option<String>, Option<String>) {
         }
     }
     let rest = rest.join(&separator.to_string());
-    match (is_url, rest.is_empty()) {
+    match (is_url(text), rest.is_empty()) {
         (true, true) => (head.into(), mode, root),
         (true, false) => (format!("{head}?{rest}"), mode, root),
         (false, _) => (rest, mode, root),
@@ -246,6 +283,8 @@ mod tests {
     #[test]
     fn a_bad_url_is_refused_without_its_password() {
         for url in [
+            "nonsense",
+            "mysql://u:hunter2@h/x?a=b",
             "postgresql://u:hunter2@h/x?sslmode=maybe",
             "postgresql://u:hunter2@h/x?nonsense=1",
             "user=u password=hunter2",

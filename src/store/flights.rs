@@ -3,7 +3,7 @@
 use tokio_postgres::Client;
 
 use super::Result;
-use super::log::FLIGHT_IDS;
+use super::log::{EFFECT_OF_M, FLIGHT_IDS};
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 
 /// What closing lost flights or ending interrupted attempts came to.
@@ -32,6 +32,19 @@ pub async fn left_open(client: &Client, shard: Shard, epoch: ShardEpoch) -> Resu
     Ok(rows.iter().map(|row| FlightSeq(row.get(0))).collect())
 }
 
+/// Open flights of a shard after `after` that were opened under this very epoch, oldest first.
+pub async fn open_under(client: &Client, shard: Shard, epoch: ShardEpoch, after: FlightSeq) -> Result<Vec<FlightSeq>> {
+    let rows = client
+        .query(
+            "-- store::flights_open
+             select seq from fencepost.flights
+             where shard = $1 and epoch = $2 and seq > $3 and token is null order by seq",
+            &[&shard.0, &epoch.0, &after.0],
+        )
+        .await?;
+    Ok(rows.iter().map(|row| FlightSeq(row.get(0))).collect())
+}
+
 /// Closes one flight of a predecessor as `lost` and parks each of its deliveries that has neither fact nor parked row.
 ///
 /// At a `retry` edge such a delivery has an attempt `lost` and is tried again; so has one behind another of its key,
@@ -52,9 +65,11 @@ with guard as (
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold,
            exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = t.consumer_id
-                   and a.attempt = 1 and not a.ended) as started
+                   and a.attempt = 1 and not a.ended)
+           and not exists (select 1 from fencepost.attempts z where z.effect_id = e.id and z.consumer_id = t.consumer_id
+                           and z.attempt = 1 and z.ended and z.token <> 'ambiguous') as started
     from f cross join lateral ({FLIGHT_IDS}) m
-    join fencepost.effects e on e.id = m.id
+    cross join lateral ({EFFECT_OF_M}) e
     cross join lateral unnest(e.targets) as t (consumer_id)
     left join fencepost.consumers c on c.consumer_id = t.consumer_id
     where not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = t.consumer_id)

@@ -6,7 +6,7 @@
 use tokio_postgres::Client;
 
 use super::Result;
-use super::log::{EFFECT_COLUMNS, FLIGHT_IDS, ReadEffect, read_effect};
+use super::log::{EFFECT_COLUMNS, EFFECT_OF_M, FLIGHT_IDS, ReadEffect, read_effect};
 use crate::model::key::{ConsumerId, FlightSeq, Shard, ShardEpoch};
 
 /// The flights one lane still has to read, both ends included.
@@ -78,14 +78,14 @@ with held as (
 ), owed as (
     select f.seq, e.id
     from chosen f cross join lateral ({FLIGHT_IDS}) m
-    cross join lateral (select e.id, e.targets from fencepost.effects e where e.id = m.id offset 0) e
+    cross join lateral ({EFFECT_OF_M}) e
     where $2 = any(e.targets)
       and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = $2)
       and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = $2)
 )
 select d.draining_to, o.seq, e.*
 from marked d left join owed o on true
-left join lateral (select {EFFECT_COLUMNS} from fencepost.effects e where e.id = o.id) e on true
+left join lateral (select {EFFECT_COLUMNS} from (select o.id) m cross join lateral ({EFFECT_OF_M}) e) e on true
 order by o.seq, e.id"
     );
     let rows =
@@ -113,11 +113,13 @@ with held as (
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold,
            exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = g.consumer_id
-                   and a.attempt = 1 and not a.ended) as started
+                   and a.attempt = 1 and not a.ended)
+           and not exists (select 1 from fencepost.attempts z where z.effect_id = e.id and z.consumer_id = g.consumer_id
+                           and z.attempt = 1 and z.ended and z.token <> 'ambiguous') as started
     from marked g
     join fencepost.flights f on f.shard = $1 and f.seq between g.from_seq and g.draining_to and f.first_id is not null
     cross join lateral ({FLIGHT_IDS}) m
-    join fencepost.effects e on e.id = m.id
+    cross join lateral ({EFFECT_OF_M}) e
     left join fencepost.consumers c on c.consumer_id = g.consumer_id
     where g.consumer_id = any(e.targets)
       and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = g.consumer_id)

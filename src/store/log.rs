@@ -15,6 +15,7 @@ use super::session::Session;
 use super::{Error, Result};
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, EffectKey, FlightSeq, LeaseEpoch, Shard, ShardEpoch, TaskId};
+use crate::mutant::{self, Mutant};
 
 /// A `pg_snapshot` in PostgreSQL's own text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,9 +116,11 @@ pub(super) const EFFECT_COLUMNS: &str = "e.id, e.shard, e.task_id, e.lease_epoch
 /// New effects of one shard `h` (shard, base): ids in the order of their keys. `id + 0` keeps the planner from walking the primary key.
 const NEW_IDS: &str = "select z.id from (
             select e.id from fencepost.effects e where e.shard = h.shard and e.xid >= pg_snapshot_xmax(h.base)
+              and e.id > (select y.log_floor from fencepost.history y)
             union all
             select e.id from pg_snapshot_xip(h.base) x
-            cross join lateral (select e.id from fencepost.effects e where e.shard = h.shard and e.xid = x offset 0) e
+            cross join lateral (select e.id from fencepost.effects e where e.shard = h.shard and e.xid = x
+                                and e.id > (select y.log_floor from fencepost.history y) offset 0) e
         ) z order by z.id + 0";
 
 /// Reads what is new in all `held` shards whose last difference is read through, and opens a flight for each that has
@@ -159,8 +162,13 @@ pub async fn open_flights(session: &Session, held: &[Held], opener: Opener, limi
     reading_from_rows(session, warnings, &rows)
 }
 
+/// What [`Mutant::CursorById`] takes for new.
+const IDS_ABOVE: &str = "select e.id from fencepost.effects e
+    where e.shard = h.shard and e.id > (select max(f.last_id) from fencepost.flights f where f.shard = h.shard) order by e.id";
+
 /// The statement of [`open_flights`], for the test of its plan.
 pub fn open_flights_sql() -> String {
+    let new_ids = if mutant::is(Mutant::CursorById) { IDS_ABOVE } else { NEW_IDS };
     format!(
         "-- store::open_flights
 with held as (
@@ -168,7 +176,7 @@ with held as (
     from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::text[]) as h (shard, seq, epoch, base)
 ), fresh as materialized (
     select h.shard, h.seq, h.epoch, h.base, d.id
-    from held h cross join lateral ({NEW_IDS} limit $7::bigint + 1) d
+    from held h cross join lateral ({new_ids} limit $7::bigint + 1) d
 ), sized as materialized (
     select f.shard, f.seq, f.epoch, f.base, f.id, cardinality(e.targets) as deliveries,
            sum(greatest(cardinality(e.targets), 1)) over running as run, sum(e.size) over running as bytes,
@@ -353,7 +361,7 @@ pub async fn adopt(session: &Session, held: &Held, opener: Opener) -> Result<Opt
     let sql = format!(
         "-- store::flight_effects
 select f.shard as in_shard, f.seq, f.base::text, f.target::text, f.last_id, f.partial, clock_timestamp() as now, {EFFECT_COLUMNS}
-from fencepost.flights f cross join lateral ({FLIGHT_IDS}) m join fencepost.effects e on e.id = m.id
+from fencepost.flights f cross join lateral ({FLIGHT_IDS}) m cross join lateral ({EFFECT_OF_M}) e
 where f.shard = $1 and f.seq = $2 order by e.id"
     );
     let rows = session.client().query(&sql, &[&held.shard.0, &position.seq.0]).await?;
@@ -364,6 +372,10 @@ where f.shard = $1 and f.seq = $2 order by e.id"
     Ok(Some(OpenedFlight { shard: held.shard, position, effects }))
 }
 
+/// The effect with the id of `m`, wherever it is: its segment may have been dropped, or be about to be.
+pub(super) const EFFECT_OF_M: &str = "select * from fencepost.effects x where x.id = m.id
+    union all select * from fencepost.effects_kept k where k.id = m.id limit 1";
+
 /// The ids a flight `f` covers: its page of the difference between its two snapshots.
 pub(super) const FLIGHT_IDS: &str = "select z.id from (
     select e.id from fencepost.effects e
@@ -373,6 +385,10 @@ pub(super) const FLIGHT_IDS: &str = "select z.id from (
     select e.id from pg_snapshot_xip(f.base) x
     cross join lateral (select e.id from fencepost.effects e where e.shard = f.shard and e.xid = x offset 0) e
     where pg_visible_in_snapshot(x, f.target)
+    union
+    select k.id from fencepost.effects_kept k
+    where k.shard = f.shard and k.id between f.first_id and f.last_id
+      and pg_visible_in_snapshot(k.xid, f.target) and not pg_visible_in_snapshot(k.xid, f.base)
 ) z where z.id between f.first_id and f.last_id";
 
 fn unflushed() -> Error {

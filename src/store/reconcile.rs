@@ -4,7 +4,7 @@
 use tokio_postgres::Client;
 
 use super::Result;
-use super::log::FLIGHT_IDS;
+use super::log::{EFFECT_OF_M, FLIGHT_IDS};
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 
 /// Flights looked at in one statement.
@@ -49,7 +49,7 @@ with guard as (
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold
     from f cross join lateral ({FLIGHT_IDS}) m
-    join fencepost.effects e on e.id = m.id
+    cross join lateral ({EFFECT_OF_M}) e
     cross join lateral unnest(e.targets) as t (consumer_id)
     left join fencepost.consumers c on c.consumer_id = t.consumer_id
     where f.first_id is not null

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Statement};
 
-use super::{Database, Result};
+use super::{Database, Result, history};
 
 /// A connection with its own server session.
 pub struct Session {
@@ -24,12 +24,15 @@ pub struct Notification {
     pub payload: String,
 }
 
-/// Settings of every session of the relay: the plans of the log's queries were chosen and tested under these.
+/// Settings of every session of the relay: the plans of the log's queries were chosen and tested under these. A relay that
+/// is paused amid a transaction holds locks that a takeover waits for: the server ends it.
 const SETTINGS: &str = "-- store::session_settings
 set jit = off;
+-- A plan made while the next segment was empty would go on reading it from end to end as it fills.
+set enable_seqscan = off;
 set max_parallel_workers_per_gather = 0;
 set statement_timeout = 0;
-set idle_in_transaction_session_timeout = '60s';
+set idle_in_transaction_session_timeout = '5s';
 set default_transaction_isolation = 'read committed';
 set client_min_messages = warning;
 set synchronous_commit = on;";
@@ -60,6 +63,10 @@ impl Session {
             })
             .await?;
         client.batch_execute(SETTINGS).await?;
+        let found = history::of(&client).await?;
+        if let Some(pin) = database.pin() {
+            pin.check(found)?;
+        }
         Ok((Self { client, warnings, prepared: Mutex::default() }, notifications))
     }
 

@@ -3,6 +3,7 @@
 //! Facts are unconditional: whoever learns one appends it, whatever its epoch. Claims (parked rows, attempt starts)
 //! hold only under the shard's present epoch; what was refused is told back.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use tokio_postgres::{Client, Transaction};
@@ -14,6 +15,7 @@ use super::session::Session;
 use crate::model::key::{ConsumerId, EffectId, FlightSeq, Shard, ShardEpoch};
 use crate::model::outcome::Phase;
 use crate::model::token::{AttemptToken, Fact, Waiting};
+use crate::mutant::{self, Mutant};
 
 /// One (effect, consumer) pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -330,6 +332,16 @@ impl FactColumns {
     }
 }
 
+/// The statement of a claim: it holds only under the present epoch.
+fn claim(sql: &str) -> Cow<'_, str> {
+    if !mutant::is(Mutant::NoEpochPredicate) {
+        return Cow::Borrowed(sql);
+    }
+    let blind =
+        sql.replace("(s.shard, s.epoch) in (select shard, epoch from wanted)", "s.shard in (select shard from wanted)");
+    Cow::Owned(blind.replace(" and h.epoch = w.epoch", "").replace(" and s.relay = $6", ""))
+}
+
 /// Extends the lanes' ranges. Returns the shards that have another owner.
 async fn lags(tx: &Transaction<'_>, rows: &[LagRow]) -> Result<Vec<Shard>> {
     let shards: Vec<i16> = rows.iter().map(|r| r.lane.shard.0).collect();
@@ -339,7 +351,7 @@ async fn lags(tx: &Transaction<'_>, rows: &[LagRow]) -> Result<Vec<Shard>> {
     let tos: Vec<i64> = rows.iter().map(|r| r.range.to.0).collect();
     let done = tx
         .query(
-            "-- store::lag
+            claim("-- store::lag
 with wanted as (
     select w.shard, w.epoch, w.consumer_id, w.from_seq, w.to_seq
     from unnest($1::smallint[], $2::bigint[], $3::integer[], $4::bigint[], $5::bigint[]) as w (shard, epoch, consumer_id, from_seq, to_seq)
@@ -351,7 +363,7 @@ insert into fencepost.lags as g (shard, consumer_id, from_seq, to_seq)
 select w.shard, w.consumer_id, w.from_seq, w.to_seq from wanted w join held h on h.shard = w.shard and h.epoch = w.epoch
 on conflict (shard, consumer_id) do update
 set from_seq = least(g.from_seq, excluded.from_seq), to_seq = greatest(g.to_seq, excluded.to_seq)
-returning g.shard",
+returning g.shard").as_ref(),
             &[&shards, &epochs, &consumers, &froms, &tos],
         )
         .await?;
@@ -447,7 +459,7 @@ async fn parks(tx: &Transaction<'_>, rows: &[ParkRow]) -> Result<Vec<DeliveryId>
     let retains: Vec<Option<i64>> = rows.iter().map(|r| r.retain.map(|d| d.as_secs() as i64)).collect();
     let done = tx
         .query(
-            "-- store::park
+            claim("-- store::park
 with wanted as (
     select w.effect_id, w.consumer_id, w.shard, w.epoch, w.ordering_key, w.state, w.attempts, w.due_in, w.reason, w.refusals,
            w.failed, w.doubt, w.progress, w.retain, w.sent
@@ -481,7 +493,7 @@ select effect_id, consumer_id from parked
 union
 -- A reply overtook its confirm: the delivery has ended, and needs no row.
 select w.effect_id, w.consumer_id from wanted w
-where exists (select 1 from fencepost.ledger l where l.effect_id = w.effect_id and l.consumer_id = w.consumer_id)",
+where exists (select 1 from fencepost.ledger l where l.effect_id = w.effect_id and l.consumer_id = w.consumer_id)").as_ref(),
             &[
                 &effects, &consumers, &shards, &epochs, &keys, &states, &attempts, &due, &reasons, &refusals, &moments[0],
                 &moments[1], &moments[2], &retains, &sent,
@@ -499,13 +511,13 @@ async fn starts(tx: &Transaction<'_>, rows: &[StartRow], relay: Uuid) -> Result<
     let epochs: Vec<i64> = rows.iter().map(|r| r.epoch.0).collect();
     let done = tx
         .query(
-            "-- store::start_attempts
+            claim("-- store::start_attempts
 with wanted as (
     select w.effect_id, w.consumer_id, w.attempt, w.shard, w.epoch
     from unnest($1::bigint[], $2::integer[], $3::integer[], $4::smallint[], $5::bigint[]) as w (effect_id, consumer_id, attempt, shard, epoch)
 ), held as (
     select s.shard, s.epoch from fencepost.shards s
-    where (s.shard, s.epoch) in (select shard, epoch from wanted) for key share
+    where (s.shard, s.epoch) in (select shard, epoch from wanted) and s.relay = $6 for key share
 ), allowed as (
     select w.effect_id, w.consumer_id, w.attempt from wanted w join held h on h.shard = w.shard and h.epoch = w.epoch
     where not exists (select 1 from fencepost.ledger l where l.effect_id = w.effect_id and l.consumer_id = w.consumer_id)
@@ -518,7 +530,7 @@ insert into fencepost.attempts as attempts (effect_id, consumer_id, attempt, end
 select effect_id, consumer_id, attempt, false, $6 from allowed
 on conflict (effect_id, consumer_id, attempt, ended) do update set relay = excluded.relay
     where attempts.relay = excluded.relay
-returning effect_id, consumer_id",
+returning effect_id, consumer_id").as_ref(),
             &[&effects, &consumers, &attempts, &shards, &epochs, &relay],
         )
         .await?;

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::log::Position;
 use super::{Error, Result};
 use crate::model::key::{Shard, ShardEpoch};
+use crate::mutant::{self, Mutant};
 
 /// A shard just taken over.
 #[derive(Clone, Debug)]
@@ -70,13 +71,19 @@ pub async fn roster(client: &Client, within: Duration) -> Result<Roster> {
 /// has slipped in is seen, and nothing more can be. `None` where somebody else was faster.
 pub async fn take(client: &mut Client, shard: Shard, relay: Uuid, lease: Duration) -> Result<Option<Taken>> {
     let tx = client.transaction().await?;
+    // The lock is the one that claims under the old epoch (`for key share`) wait for; the update's own is not. Where one
+    // of them is under way the shard is left for the next look: this session's renewals must not wait for it.
     let taken = tx
         .query_opt(
             "-- store::take_shard
-             update fencepost.shards
+             with free as (
+                 select shard from fencepost.shards
+                 where shard = $1 and (relay is null or lease_expires_at <= clock_timestamp()) for update skip locked
+             )
+             update fencepost.shards s
              set relay = $2, epoch = epoch + 1, lease_expires_at = clock_timestamp() + make_interval(secs => $3)
-             where shard = $1 and (relay is null or lease_expires_at <= clock_timestamp())
-             returning epoch",
+             from free where s.shard = free.shard
+             returning s.epoch",
             &[&shard.0, &relay, &lease.as_secs_f64()],
         )
         .await?;
@@ -118,19 +125,21 @@ pub async fn take(client: &mut Client, shard: Shard, relay: Uuid, lease: Duratio
 pub async fn renew(client: &Client, relay: Uuid, held: &[(Shard, ShardEpoch)], lease: Duration) -> Result<Renewed> {
     let shards: Vec<i16> = held.iter().map(|(shard, _)| shard.0).collect();
     let epochs: Vec<i64> = held.iter().map(|(_, epoch)| epoch.0).collect();
-    let rows = client
-        .query(
-            "-- store::renew_shards
+    let mine = match mutant::is(Mutant::NoEpochPredicate) {
+        false => "s.epoch = h.epoch and s.relay = $1 and s.lease_expires_at > clock_timestamp()",
+        true => "$1::uuid is not null",
+    };
+    let sql = format!(
+        "-- store::renew_shards
              with renewed as (
                  update fencepost.shards s set lease_expires_at = clock_timestamp() + make_interval(secs => $2)
                  from unnest($3::smallint[], $4::bigint[]) as h (shard, epoch)
-                 where s.shard = h.shard and s.epoch = h.epoch and s.relay = $1 and s.lease_expires_at > clock_timestamp()
+                 where s.shard = h.shard and {mine}
                  returning s.shard
              )
-             select n.now, r.shard from (select clock_timestamp() as now) n left join renewed r on true",
-            &[&relay, &lease.as_secs_f64(), &shards, &epochs],
-        )
-        .await?;
+             select n.now, r.shard from (select clock_timestamp() as now) n left join renewed r on true"
+    );
+    let rows = client.query(&sql, &[&relay, &lease.as_secs_f64(), &shards, &epochs]).await?;
     let now = rows.first().ok_or_else(|| Error::Corrupt("the clock gave no row".into()))?.get(0);
     Ok(Renewed { kept: rows.iter().filter_map(|row| row.get::<_, Option<i16>>(1)).map(Shard).collect(), now })
 }

@@ -6,6 +6,7 @@
 #   fencepost-test/postgres  that, Debian's PostgreSQL, behind as much of the official entrypoint as the compose file uses
 #   fencepost-test/rabbitmq  that, Debian's RabbitMQ
 #   fencepost-test/prometheus  that, Debian's Prometheus
+#   fencepost-test/python    that, Debian's Python
 #
 # An image that is there is not built again: `docker rmi` forces it. Needs root, debootstrap and a running engine.
 set -eu
@@ -20,7 +21,12 @@ has() {
 # The engine's network may have no way out where this machine has one: packages come over the host's. The classic
 # builder, since it asks nothing of a registry and needs no plugin.
 build() {
-    DOCKER_BUILDKIT=0 docker build --quiet --network host -t "fencepost-test/$1" -f "images/$1.Dockerfile" "$2" >/dev/null
+    log=$(mktemp)
+    DOCKER_BUILDKIT=0 docker build --network host -t "fencepost-test/$1" -f "images/$1.Dockerfile" "$2" >"$log" 2>&1 || {
+        tail -20 "$log"
+        return 1
+    }
+    rm "$log"
     echo "built fencepost-test/$1"
 }
 
@@ -38,18 +44,27 @@ if ! has debian; then
     rm -rf "$root" "$root.log"
     echo "built fencepost-test/debian"
 fi
-if ! has rust; then
+
+rust() {
     toolchain=$(rustc --print sysroot)
     context=$(mktemp -d)
-    trap 'rm -rf "$context"' EXIT
-    # What cargo build needs, without documentation and sources.
+    # What cargo needs to build, without documentation and sources.
     mkdir -p "$context/toolchain/lib/rustlib"
     cp -aL "$toolchain/bin" "$context/toolchain/"
-    cp -a "$toolchain"/lib/*.so "$context/toolchain/lib/"
+    cp -a "$toolchain"/lib/*.so* "$context/toolchain/lib/"
     cp -a "$toolchain/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')" "$context/toolchain/lib/rustlib/"
-    build rust "$context"
+    build rust "$context" && built=0 || built=1
     rm -rf "$context"
-fi
-for image in postgres rabbitmq prometheus; do
-    has "$image" || build "$image" images
+    return $built
+}
+
+# Side by side: most of it is waiting for packages.
+builds=
+for image in rust postgres rabbitmq prometheus python; do
+    has "$image" && continue
+    if [ "$image" = rust ]; then rust & else build "$image" images & fi
+    builds="$builds $!"
+done
+for pid in $builds; do
+    wait "$pid"
 done

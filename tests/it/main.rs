@@ -11,6 +11,8 @@ mod embedded;
 mod examples;
 mod http;
 mod inbox;
+mod isolation;
+mod keep;
 mod producer;
 mod readme;
 mod relay;

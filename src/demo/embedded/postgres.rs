@@ -51,6 +51,15 @@ pub(super) struct Owner {
 impl PrivatePostgres {
     /// Finds a server (or installs one where that needs no question), makes a cluster, and starts it.
     pub async fn start(durability: Durability) -> Result<Self> {
+        Self::make(durability, Self::initdb).await
+    }
+
+    /// Another server that follows this one as a hot standby, from a base backup of now.
+    pub async fn standby(&self) -> Result<Self> {
+        Self::make(self.durability, |this| this.base_backup(&self.url("postgres"))).await
+    }
+
+    async fn make(durability: Durability, fill: impl FnOnce(&Self) -> Result<()>) -> Result<Self> {
         let bin = match find()? {
             Some(bin) => bin,
             None => {
@@ -63,7 +72,7 @@ impl PrivatePostgres {
         let guardian = Guardian::new(&[&folder]).map_err(Error::io("cannot start sh"))?;
         let password = format!("{:032x}", rand::random::<u128>());
         let mut this = Self { server: None, guardian, bin, folder, owner, port: 0, password, durability };
-        this.initdb()?;
+        fill(&this)?;
         // A port is only ours once it is bound: somebody may take it in between.
         for attempt in 1.. {
             this.port = free_port()?;
@@ -91,6 +100,11 @@ impl PrivatePostgres {
     /// The folder with the programs of this server.
     pub fn bin(&self) -> &Path {
         &self.bin
+    }
+
+    /// A client program such as `pg_dump`: the one beside the server, else whatever PATH has.
+    pub fn program(&self, name: &str) -> PathBuf {
+        Some(self.bin.join(name)).filter(|path| path.is_file()).unwrap_or_else(|| name.into())
     }
 
     /// Ends the server as a crash would: no checkpoint, every connection cut.
@@ -146,14 +160,13 @@ impl PrivatePostgres {
             "--auth-local=trust",
             "--auth-host=scram-sha-256",
         ]);
-        let output = command.stdin(Stdio::null()).output().map_err(Error::io("cannot run initdb"))?;
-        if output.status.success() {
-            return Ok(());
-        }
-        Err(Error::Program {
-            what: format!("initdb failed ({})", output.status),
-            output: tail(&String::from_utf8_lossy(&output.stderr)),
-        })
+        finish(command, "initdb")
+    }
+
+    fn base_backup(&self, of: &str) -> Result<()> {
+        let mut command = self.as_owner(Command::new(self.program("pg_basebackup")));
+        command.arg("-D").arg(self.data()).args(["-d", of, "-R", "-X", "stream", "-c", "fast", "--no-sync"]);
+        finish(command, "pg_basebackup")
     }
 
     async fn stop(&mut self, signal: Signal) -> Result<()> {
@@ -203,6 +216,18 @@ impl PrivatePostgres {
     pub fn log(&self) -> PathBuf {
         self.folder.join("server.log")
     }
+}
+
+/// Runs a program to its end.
+fn finish(mut command: Command, program: &str) -> Result<()> {
+    let output = command.stdin(Stdio::null()).output().map_err(Error::io(format!("cannot run {program}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(Error::Program {
+        what: format!("{program} failed ({})", output.status),
+        output: tail(&String::from_utf8_lossy(&output.stderr)),
+    })
 }
 
 /// The newest server that runs here: FENCEPOST_PG_BIN alone where it is set, else the usual folders, PATH and pg_config.

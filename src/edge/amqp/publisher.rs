@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
-use lapin::{Channel, Event};
+use lapin::{Channel, Confirmation, Event};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -19,9 +19,10 @@ use super::topology;
 use super::window::{Done, Publishing, Verdict, Window, Written};
 use crate::edge::error::report;
 use crate::model::broker::Broker;
+use crate::mutant::{self, Mutant};
 
 /// The pause before a connection is made again doubles from here to there.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// How long the client library may take to report what a dead connection had under way.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How often an idle channel is looked at.
@@ -274,6 +275,7 @@ impl Session<'_> {
         let Message { id, properties, body } = message;
         let publishing: Publishing = Box::pin(async move {
             match channel.basic_publish(exchange, routing_key, options, &body, properties).await {
+                Ok(_) if mutant::is(Mutant::FinishBeforeConfirm) => (Written::Wholly, Ok(Confirmation::Ack(None))),
                 Ok(confirm) => (Written::Wholly, confirm.await),
                 Err(error) => (Written::No, Err(error)),
             }
@@ -290,6 +292,7 @@ impl Session<'_> {
             let fate = match verdict {
                 Verdict::Confirmed => Fate::Confirmed,
                 Verdict::Unroutable(reason) => Fate::Unroutable(reason),
+                Verdict::Nacked if mutant::is(Mutant::NackAsSuccess) => Fate::Confirmed,
                 Verdict::Nacked => Fate::Ambiguous("the broker answered nack: a queue may have taken it".into()),
                 Verdict::Unasked => {
                     broken = Some("the channel does not confirm".to_string());

@@ -134,7 +134,7 @@ async fn session(
     heard: &mpsc::Sender<Heard>,
 ) -> String {
     let mut events = link.events();
-    let mut readers: JoinSet<(Shard, String)> = JoinSet::new();
+    let mut readers: JoinSet<Shard> = JoinSet::new();
     let mut running: HashMap<Shard, tokio::task::AbortHandle> = HashMap::new();
     let mut look = tokio::time::interval(PAUSE);
     loop {
@@ -150,7 +150,13 @@ async fn session(
             match link.channel().await {
                 Ok(channel) => {
                     let (keys, heard) = (Arc::clone(keys), heard.clone());
-                    let reader = async move { (shard, read(channel, shard, &keys, &heard).await) };
+                    let reader = async move {
+                        let why = read(channel, shard, &keys, &heard).await;
+                        // Whoever hears nothing any more is ending, and so is the session.
+                        let _ = heard.send(Heard::Unread { shard, why }).await;
+                        tokio::time::sleep(PAUSE).await;
+                        shard
+                    };
                     running.insert(shard, readers.spawn(reader));
                 }
                 Err(error) => return report(&error),
@@ -168,12 +174,9 @@ async fn session(
             },
             Some(ended) = readers.join_next(), if !readers.is_empty() => {
                 // One that was aborted is not wanted any more.
-                let Ok((shard, why)) = ended else { continue };
-                if heard.send(Heard::Unread { shard, why }).await.is_err() {
-                    return "the relay ends".into();
+                if let Ok(shard) = ended {
+                    running.remove(&shard);
                 }
-                tokio::time::sleep(PAUSE).await;
-                running.remove(&shard);
             }
             _ = look.tick() => if !link.is_up() { return "the connection is gone".into() },
         }

@@ -34,12 +34,14 @@ pub async fn load(client: &impl GenericClient) -> Result<Vec<Unread>> {
                  from newest n
                  cross join lateral (
                      (select id, targets, committed_at from fencepost.effects
-                      where shard = n.shard and xid >= pg_snapshot_xmax(n.target) order by xid limit $1)
+                      where shard = n.shard and xid >= pg_snapshot_xmax(n.target)
+                        and id > (select log_floor from fencepost.history) order by xid limit $1)
                      union all
                      (select t.id, t.targets, t.committed_at
                       from pg_snapshot_xip(n.target) as open(xid)
                       cross join lateral (select id, targets, committed_at from fencepost.effects
-                                          where shard = n.shard and xid = open.xid offset 0) t
+                                          where shard = n.shard and xid = open.xid
+                                            and id > (select log_floor from fencepost.history) offset 0) t
                       limit $1)
                      union all
                      (select id, targets, committed_at from fencepost.effects

@@ -1,9 +1,13 @@
 //! AMQP against a real RabbitMQ. What counts is what the queues hold and what the consumers wrote down, not our tables.
 
 mod acks;
+mod cli;
+mod examples;
 mod faults;
 mod publish;
 pub mod rig;
+mod storm;
+mod tls;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -5,6 +5,7 @@ mod change;
 mod consumers;
 mod deliveries;
 mod live;
+mod parts;
 mod run;
 mod setup;
 mod status;

@@ -70,7 +70,7 @@ async fn the_reading_statement_never_scans_the_log() {
     let client = db.client().await;
     fill(&client).await;
     let prepare = format!(
-        "set plan_cache_mode = force_generic_plan; set jit = off; set max_parallel_workers_per_gather = 0;
+        "set plan_cache_mode = force_generic_plan; set jit = off; set enable_seqscan = off; set max_parallel_workers_per_gather = 0;
          prepare reading (smallint[], bigint[], bigint[], text[], uuid, uuid, bigint, bigint) as {}",
         log::open_flights_sql()
     );

@@ -1,13 +1,18 @@
 //! The relay as it runs in production: the real binary as a child process, a real PostgreSQL, a scripted consumer. What
 //! only the database can show (plans, snapshots, fences) is tested on the store's own functions.
 
+mod clock;
 mod doorbell;
 mod frozen;
 mod gap;
 mod log;
 mod long_transactions;
+mod migrations;
 mod openings;
+mod outage;
 mod poison;
+mod shutdown;
+mod standby;
 mod takeover;
 
 use std::collections::{BTreeMap, HashMap};

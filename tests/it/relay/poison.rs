@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Relay, all_landed, declare, emit, emit_many, tokens};
+use super::{Relay, declare, emit, emit_many, tokens};
 use crate::support::db::TestDb;
 use crate::support::eventually;
 use crate::support::receiver::Receiver;
@@ -49,6 +49,38 @@ async fn a_consumer_that_fails_or_hangs_and_an_effect_that_always_fails_delay_no
     assert_eq!(hanging.requests().len(), 4);
 }
 
+#[tokio::test]
+async fn effects_that_always_fail_do_not_hold_an_open_breaker_against_the_others() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let receiver = Receiver::start().await;
+    declare(&client, "c", &receiver, json!({})).await;
+    receiver.choose(|request| request.header("outbox-type").map(|_| Script::answer(500).into()));
+    let mut relay = Relay::of(&db)
+        .set("breaker.consecutive", "5")
+        .set("breaker.probe", "400ms")
+        .set("breaker.probe_max", "800ms")
+        .set("relay.park_after", "300ms")
+        .start();
+    for _ in 0..20 {
+        emit(&client, &json!([{"consumer": "c", "payload_text": "x", "type": "poison"}])).await;
+    }
+    relay.says("its breaker opens").await;
+    for round in 1..=3 {
+        // While nothing but poison is there, it is open or opens again.
+        eventually("the breaker is open", async || {
+            let said = |word: &str| relay.log().matches(word).count();
+            (said("its breaker opens") > said("its breaker closes")).then_some(())
+        })
+        .await;
+        emit_many(&client, "c", "good", 20).await;
+        eventually("the others are delivered", async || {
+            (tokens(&client).await.get("applied") == Some(&(20 * round))).then_some(())
+        })
+        .await;
+    }
+}
+
 #[cfg(feature = "failpoints")]
 #[tokio::test]
 async fn a_payload_that_kills_relays_is_dead_after_three_deaths_and_all_others_are_delivered() {
@@ -92,7 +124,7 @@ async fn a_payload_that_kills_relays_is_dead_after_three_deaths_and_all_others_a
     assert!(receiver.requests().iter().all(|request| request.body != b"a poisonous payload"));
     let alarm = "select 1 from fencepost.alarms where name = 'poison' and resolved_at is null";
     assert!(client.query_opt(alarm, &[]).await.unwrap().is_some());
-    all_landed(&client).await;
+    super::all_landed(&client).await;
     running.signal(Signal::Term);
     assert!(running.ended().await.success());
 }
@@ -106,8 +138,7 @@ async fn what_a_lost_flight_had_scheduled_for_later_waits_for_its_time() {
     declare(&client, "c", &receiver, json!({})).await;
     let relay = Relay::of(&db).short_leases();
     emit(&client, &json!([{"consumer": "c", "payload_text": "later", "deliver_in": "1 hour"}])).await;
-    // The first thing it writes is nothing, at the takeover.
-    let mut dying = relay.clone().env("FENCEPOST_FAIL", "settle=abort@2").start();
+    let mut dying = relay.clone().env("FENCEPOST_FAIL", "settle=abort").start();
     dying.ended().await;
     let open = "select count(*) from fencepost.flights where token is null";
     assert_eq!(
@@ -116,7 +147,7 @@ async fn what_a_lost_flight_had_scheduled_for_later_waits_for_its_time() {
         "it died between flight and parking lot"
     );
     let _relay = relay.start();
-    all_landed(&client).await;
+    super::all_landed(&client).await;
     let row = client
         .query_one("select token, attempts, next_attempt_at > clock_timestamp() + interval '50 minutes' from fencepost.deliveries", &[])
         .await

@@ -161,19 +161,18 @@ async fn the_log_refuses_changes_to_its_owner_too() {
     ))
     .await
     .unwrap();
-    // A second segment each, split off as retention does it.
+    // A third segment each, split off as retention does it.
     for parent in ["effects", "ledger"] {
         c.batch_execute(&format!(
-            "alter table fencepost.{parent} detach partition fencepost.{parent}_0;
-             alter table fencepost.{parent} attach partition fencepost.{parent}_0 for values from (0) to (1000);
-             select fencepost.add_segment('{parent}', 1000)"
+            "alter table fencepost.{parent} detach partition fencepost.{parent}_68719476736 concurrently"
         ))
         .await
         .unwrap();
+        c.batch_execute(&format!("select fencepost.attach_segment('{parent}', 68719476736)")).await.unwrap();
     }
     let relations = rows(
         &c,
-        "select oid::regclass from pg_class where relnamespace = 'fencepost'::regnamespace and relkind in ('r', 'p') and relname ~ '^(effects|ledger)(_[0-9]+)?$' order by 1",
+        "select oid::regclass from pg_class where relnamespace = 'fencepost'::regnamespace and relkind in ('r', 'p') and relname ~ '^(effects|ledger)(_kept)?(_[0-9]+)?$' and relname <> 'effects_kept' order by oid",
     )
     .await;
     assert_eq!(
@@ -183,8 +182,11 @@ async fn the_log_refuses_changes_to_its_owner_too() {
             "fencepost.ledger",
             "fencepost.effects_0",
             "fencepost.ledger_0",
-            "fencepost.effects_1000",
-            "fencepost.ledger_1000"
+            "fencepost.ledger_kept_0",
+            "fencepost.effects_68719476736",
+            "fencepost.ledger_68719476736",
+            "fencepost.effects_137438953472",
+            "fencepost.ledger_137438953472",
         ]
     );
     for relation in relations {

@@ -12,16 +12,17 @@ pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The interpreter of a virtual environment that has psycopg.
+/// The interpreter of a virtual environment that has what `examples/consumers/requirements.txt` names.
 pub async fn python() -> PathBuf {
     let _alone = alone("venv");
     let venv = scratch("venv");
     let python = venv.join("bin/python");
-    if !venv.join("ready").exists() {
+    let requirements = repository("examples/consumers/requirements.txt");
+    let wanted = fs::read(&requirements).expect("a file of the repository");
+    if fs::read(venv.join("ready")).ok().as_ref() != Some(&wanted) {
         finish(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv)).await;
-        let requirements = repository("examples/consumers/requirements.txt");
         finish(Command::new(&python).args(["-m", "pip", "install", "--quiet", "-r"]).arg(&requirements)).await;
-        fs::write(venv.join("ready"), "").expect("a writable target folder");
+        fs::write(venv.join("ready"), wanted).expect("a writable target folder");
     }
     python
 }

@@ -5,12 +5,14 @@
 
 pub mod broker;
 pub mod db;
+pub mod faketime;
 pub mod fault_proxy;
 pub mod languages;
 pub mod postgres_proxy;
 pub mod process;
 pub mod receiver;
 pub mod script;
+pub mod standby;
 pub mod tls;
 
 use std::time::{Duration, Instant};

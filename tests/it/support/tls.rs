@@ -45,6 +45,14 @@ impl Authority {
         self.certificate.pem().into_bytes()
     }
 
+    /// A client's certificate and its key, in PEM.
+    pub fn client(&self) -> (String, String) {
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(vec!["fencepost".to_string()]).expect("a good name");
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
+        (certificate.pem(), key.serialize_pem())
+    }
+
     /// A server for `127.0.0.1` and `localhost`, but for its flaw.
     pub fn server(&self, flaw: Flaw, client: ClientCertificate) -> TlsAcceptor {
         let names: &[&str] = if flaw == Flaw::WrongHost { &["other.example"] } else { &["127.0.0.1", "localhost"] };

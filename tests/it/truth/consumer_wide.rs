@@ -109,6 +109,10 @@ async fn pause_and_resume_reach_every_relay() {
     emit_everywhere(&rig, "later", "shop").await;
     all_read(&rig, (batches + 1) * 32).await;
     assert_eq!(receiver.requests().len(), sent, "nothing is sent once both know");
+    assert_eq!(
+        rig.count("select count(*) from fencepost.deliveries where key like 'later-%' and token = 'backlog'").await,
+        32
+    );
     rig.change(&["consumers", "resume", "shop"]).await;
     let all = (batches + 1) * 32;
     rig.counts("select count(*) from fencepost.ledger where token = 'applied'", all).await;
@@ -180,22 +184,23 @@ async fn secrets_are_rotated_without_a_restart() {
     let receiver = Receiver::start().await;
     let rig = Rig::new("").await;
     let (old, new) = (Secret::generate(), Secret::generate());
-    let (file, previous) = (rig.folder().join("secret"), rig.folder().join("previous"));
-    fs::write(&file, old.printed().expose_secret()).expect("a file");
+    let (old_file, file) = (rig.folder().join("old"), rig.folder().join("new"));
+    fs::write(&old_file, old.printed().expose_secret()).expect("a file");
     let retry = "base = '50ms'\ncap = '200ms'";
-    let with = |more: &str| http("shop", &receiver.url(), &format!("secret_file = '{}'\n{more}", file.display()));
-    rig.configure(retry, &with(""));
+    let with = |keys: String| http("shop", &receiver.url(), &keys);
+    rig.configure(retry, &with(format!("secret_file = '{}'", old_file.display())));
     let mut relay = rig.relay().await;
     rig.emit("before", "shop").await;
     assert_eq!(verified(&receiver.wait_until(1).await[0], &[&old, &new]), [true, false]);
 
     // First both sign, so that the consumer may change at any moment; then the old one goes.
-    fs::write(&previous, old.printed().expose_secret()).expect("a file");
     fs::write(&file, new.printed().expose_secret()).expect("a file");
-    rig.configure(retry, &format!("{}\n", with(&format!("previous_secret_file = '{}'", previous.display()))));
+    let both = format!("secret_file = '{}'\nprevious_secret_file = '{}'", file.display(), old_file.display());
+    rig.configure(retry, &with(both));
     rig.apply().await;
     until_signed(&rig, &receiver, "both", &[&old, &new], &[true, true]).await;
-    rig.configure(retry, &with(""));
+    assert!(receiver.requests().iter().all(|request| verified(request, &[&old]) == [true]), "the old one never paused");
+    rig.configure(retry, &with(format!("secret_file = '{}'", file.display())));
     rig.apply().await;
     until_signed(&rig, &receiver, "new", &[&old, &new], &[false, true]).await;
 

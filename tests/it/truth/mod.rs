@@ -3,6 +3,7 @@
 mod consumer_wide;
 mod crash;
 mod doubt;
+mod guarantees;
 mod order;
-pub mod rig;
+pub(crate) mod rig;
 mod table;

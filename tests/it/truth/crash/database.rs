@@ -72,6 +72,31 @@ async fn facts_a_database_crash_forgot_are_written_again() {
 }
 
 #[tokio::test]
+async fn facts_a_failover_forgot_are_asked_for_again() {
+    let receiver = Receiver::start().await;
+    let rig = Rig::new(&http("shop", &receiver.url(), "")).await;
+    let _relay = rig.relay().await;
+    let key = rig.emit("task", "shop").await;
+    receiver
+        .on_key_in_turn(&key, [Script::answer(200).ack("applied").into(), Script::answer(200).ack("duplicate").into()]);
+    rig.becomes(&key, "shop", "applied").await;
+    rig.rests().await;
+    // As on a standby that had the flight, for whose commit the relay waits, and not yet what closed it.
+    rig.client
+        .batch_execute(
+            "begin; set local session_replication_role = replica; delete from fencepost.ledger;
+             update fencepost.flights set token = null, closed_at = null where deliveries > 0; commit",
+        )
+        .await
+        .expect("a fault");
+    rig.becomes(&key, "shop", "duplicate").await;
+    rig.rests().await;
+    assert_eq!(rig.tokens(&key, "shop").await, ["lost", "duplicate"]);
+    assert_eq!(rig.count("select count(*) from fencepost.alarms where name = 'unaccounted'").await, 1);
+    assert_eq!(receiver.requests().len(), 2);
+}
+
+#[tokio::test]
 async fn every_session_of_a_relay_may_end_at_any_moment() {
     let receiver = Receiver::start().await;
     let rig = Rig::new(

@@ -1,0 +1,230 @@
+//! A consumer over AMQP: receipt, work, reply (confirmed), and only then the broker's ack.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use fencepost::edge::amqp::message::reply_queue;
+use fencepost::model::key::Shard;
+use futures_util::StreamExt;
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
+    ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
+use sha2::{Digest, Sha256};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::consumers::{Desk, EXCHANGE, Mood, PROFILES, Receipt, Said, Speech, Transport, hex, odd};
+use crate::history::now;
+
+/// Of one that is full the broker refuses more: nack.
+const FULL_AT: i32 = 15;
+const SHARDS: i16 = 8;
+
+/// Everything a broker must have before a relay starts: exchange, queues, bindings, queues for replies.
+pub async fn declare(url: &str, deployment: &str) -> anyhow::Result<()> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    channel.exchange_declare(EXCHANGE.into(), ExchangeKind::Direct, durable, FieldTable::default()).await?;
+    for profile in PROFILES.iter().filter(|profile| profile.transport == Transport::Amqp) {
+        let mut arguments = FieldTable::default();
+        if profile.ack == "none" {
+            arguments.insert("x-max-length".into(), AMQPValue::LongInt(FULL_AT));
+            arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+        }
+        queue(&channel, profile.name, arguments).await?;
+        bind(&channel, profile.name).await?;
+    }
+    for shard in 0..SHARDS {
+        queue(&channel, &reply_queue(deployment, Shard(shard)), FieldTable::default()).await?;
+    }
+    connection.close(200, "done".into()).await?;
+    Ok(())
+}
+
+async fn queue(channel: &Channel, name: &str, arguments: FieldTable) -> anyhow::Result<()> {
+    let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    channel.queue_declare(name.into(), durable, arguments).await?;
+    Ok(())
+}
+
+async fn bind(channel: &Channel, name: &str) -> anyhow::Result<()> {
+    let binding = channel.queue_bind(
+        name.into(),
+        EXCHANGE.into(),
+        name.into(),
+        QueueBindOptions::default(),
+        FieldTable::default(),
+    );
+    Ok(binding.await?)
+}
+
+/// Takes a queue's binding away and brings it back, again and again for so long.
+pub async fn flap(url: &str, name: &str, lasts: Duration) -> anyhow::Result<()> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    let end = tokio::time::Instant::now() + lasts;
+    let flapping = async {
+        while tokio::time::Instant::now() < end {
+            channel.queue_unbind(name.into(), EXCHANGE.into(), name.into(), FieldTable::default()).await?;
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            bind(&channel, name).await?;
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+        anyhow::Ok(())
+    };
+    let flapped = flapping.await;
+    bind(&channel, name).await?;
+    flapped
+}
+
+/// Takes a queue's waiting messages away, though they were confirmed.
+pub async fn purge(url: &str, name: &str) -> anyhow::Result<()> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    channel.queue_purge(name.into(), Default::default()).await?;
+    Ok(())
+}
+
+/// Reads its queue, connecting again whenever it must.
+pub fn start(desk: Arc<Desk>, url: String) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        loop {
+            // Whatever ended it: the broker brings again what was not acked.
+            let _ = read(&desk, &url).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }))
+}
+
+async fn read(desk: &Desk, url: &str) -> anyhow::Result<()> {
+    let connecting = Connection::connect(url, ConnectionProperties::default());
+    let connection = tokio::time::timeout(Duration::from_secs(5), connecting).await??;
+    let channel = connection.create_channel().await?;
+    channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    channel.basic_qos(10, BasicQosOptions::default()).await?;
+    let (name, options) = (desk.profile.name, BasicConsumeOptions::default());
+    let mut messages = channel.basic_consume(name.into(), "campaign".into(), options, FieldTable::default()).await?;
+    while let Some(message) = messages.next().await {
+        let message = message?;
+        if !serve(desk, &channel, &message).await? {
+            // The connection goes, with what was not acked.
+            break;
+        }
+    }
+    // Without a word to the broker.
+    drop(messages);
+    let _ = connection.close(200, "gone".into()).await;
+    Ok(())
+}
+
+/// `false`: it loses its connection over this one.
+async fn serve(desk: &Desk, channel: &Channel, message: &Delivery) -> anyhow::Result<bool> {
+    let (number, mood, coin) = desk.take(receipt_of(message, desk.profile.name));
+    let speaks = desk.profile.speech == Speech::Words;
+    let said = match mood {
+        Mood::Errors if coin => {
+            desk.says(number, Said::Returned);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            message.acker.nack(BasicNackOptions { requeue: true, multiple: false }).await?;
+            return Ok(true);
+        }
+        Mood::ResetsBefore | Mood::Refuses => {
+            desk.says(number, Said::Returned);
+            return Ok(false);
+        }
+        Mood::BlackHole => {
+            desk.says(number, Said::Returned);
+            while desk.mood() == Mood::BlackHole {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            return Ok(false);
+        }
+        Mood::NotApplied | Mood::Throttles if speaks => Said::NotApplied,
+        Mood::ResetsAfter => {
+            desk.apply(number);
+            desk.says(number, Said::Returned);
+            return Ok(false);
+        }
+        // Its reply is lost: it works, and says nothing.
+        Mood::Garbage | Mood::InProgress => {
+            desk.apply(number);
+            Said::Nothing
+        }
+        Mood::Slow => {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            desk.apply(number)
+        }
+        Mood::Crawls => {
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            desk.apply(number)
+        }
+        _ => desk.apply(number),
+    };
+    desk.says(number, said);
+    if speaks && let Some(word) = desk.word(number, said) {
+        reply(channel, message, &word).await?;
+    }
+    message.acker.ack(BasicAckOptions::default()).await?;
+    Ok(true)
+}
+
+async fn reply(channel: &Channel, to: &Delivery, word: &str) -> anyhow::Result<()> {
+    let echoed = to.properties.headers().as_ref().context("headers")?;
+    let mut headers = FieldTable::default();
+    for name in ["outbox-consumer", "outbox-ack-token"] {
+        headers.insert(name.into(), echoed.inner().get(name).context("a header")?.clone());
+    }
+    let (word, current) = match word.split_once("; current=") {
+        Some((word, current)) => (word, Some(current)),
+        None => (word, None),
+    };
+    headers.insert("outbox-ack".into(), AMQPValue::LongString(word.into()));
+    if let Some(current) = current {
+        headers.insert("outbox-ack-current".into(), AMQPValue::LongString(current.into()));
+    }
+    let correlation = to.properties.correlation_id().clone().context("a correlation id")?;
+    let queue = to.properties.reply_to().clone().context("a queue for replies")?;
+    let properties =
+        BasicProperties::default().with_correlation_id(correlation).with_headers(headers).with_delivery_mode(2);
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    let confirm = channel.basic_publish("".into(), queue, options, b"", properties).await?.await?;
+    anyhow::ensure!(confirm.is_ack(), "the broker did not take a reply");
+    Ok(())
+}
+
+fn receipt_of(message: &Delivery, me: &str) -> Receipt {
+    let text = |name: &str| match message.properties.headers().as_ref().and_then(|h| h.inner().get(name).cloned()) {
+        Some(AMQPValue::LongString(text)) => text.to_string(),
+        Some(AMQPValue::LongLongInt(number)) => number.to_string(),
+        _ => String::new(),
+    };
+    let short = |text: &Option<lapin::types::ShortString>| text.as_ref().map(ToString::to_string).unwrap_or_default();
+    let key = short(message.properties.message_id());
+    let digest = Sha256::digest(&message.data);
+    let mut parts = key.split(':').map(str::to_owned);
+    let pairs = [
+        ("correlation_id", short(message.properties.correlation_id()), format!("{me}/{key}")),
+        ("outbox-task-id", text("outbox-task-id"), parts.next().unwrap_or_default()),
+        ("outbox-lease-epoch", text("outbox-lease-epoch"), parts.next().unwrap_or_default()),
+        ("outbox-consumer", text("outbox-consumer"), me.to_owned()),
+        ("content-digest", text("content-digest"), format!("sha-256=:{}:", STANDARD.encode(digest))),
+    ];
+    Receipt {
+        at: now(),
+        attempt: text("outbox-attempt").parse().unwrap_or(0),
+        sha256: hex(&digest),
+        again: message.redelivered,
+        odd: odd(&pairs),
+        key,
+        applied: None,
+        said: None,
+        answered: None,
+    }
+}

@@ -1,0 +1,251 @@
+//! Doing the faults, each in a task of its own, and healing them all at the end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fencepost::demo::embedded::guardian::Signal;
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::amqp;
+use crate::consumers::{HTTP, Mood, PROFILES};
+use crate::fault_proxy::{Direction, Fault as Wire};
+use crate::operator;
+use crate::plan::{Fault, Planned};
+use crate::postgres_proxy::PostgresProxy;
+use crate::stage::Stage;
+
+/// A pause is longer than the lease of three seconds.
+const PAST_THE_LEASE: Duration = Duration::from_millis(3_500);
+/// What belongs to the effects of a run and to nothing else: it marks the answer that opens a flight.
+pub const MARK: &[u8] = b"\"campaign\"";
+
+/// Does everything planned, then heals.
+pub async fn run(stage: Arc<Stage>, producers: Arc<PostgresProxy>, plan: Vec<Planned>) -> anyhow::Result<()> {
+    let started = tokio::time::Instant::now();
+    let mut faults = JoinSet::new();
+    for planned in plan {
+        let (stage, producers) = (Arc::clone(&stage), Arc::clone(&producers));
+        faults.spawn(async move {
+            tokio::time::sleep_until(started + planned.at).await;
+            stage.history.note("fault", json!(planned));
+            if let Err(error) = harm(&stage, &producers, planned).await {
+                // A fault may meet another, such as a session to end on a server that is down.
+                stage.history.note("fault missed", json!({ "fault": planned.fault, "error": format!("{error:#}") }));
+            }
+            stage.history.note("healed", json!(planned.fault));
+        });
+    }
+    while let Some(done) = faults.join_next().await {
+        done?;
+    }
+    heal(&stage).await
+}
+
+/// Ends every fault.
+pub async fn heal(stage: &Stage) -> anyhow::Result<()> {
+    for link in &stage.consumers {
+        link.desk.feel(Mood::Well);
+        link.proxy.heal();
+    }
+    stage.broker.wire.heal();
+    stage.broker.node.lock().await.ctl(&["set_vm_memory_high_watermark", "0.4"]).await?;
+    for n in HTTP..PROFILES.len() {
+        amqp::flap(&stage.broker.url, PROFILES[n].name, Duration::ZERO).await?;
+    }
+    for replica in &stage.replicas {
+        replica.wire.heal();
+        replica.spawn(&mut *replica.process.lock().await)?;
+    }
+    operator::command(stage, &["consumers", "resume", "--all"]).await?;
+    stage.history.note("all healed", json!({}));
+    Ok(())
+}
+
+async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> anyhow::Result<()> {
+    let lasts = planned.lasts;
+    match planned.fault {
+        Fault::RelayKilled(n) => {
+            let replica = &stage.replicas[n];
+            let mut running = replica.process.lock().await;
+            running.kill().await?;
+            tokio::time::sleep(lasts).await;
+            replica.spawn(&mut running)?;
+        }
+        Fault::RelayPaused(n) => {
+            let running = stage.replicas[n].process.lock().await;
+            running.signal(Signal::Stop);
+            tokio::time::sleep(PAST_THE_LEASE + lasts / 2).await;
+            running.signal(Signal::Continue);
+        }
+        Fault::RelayStopped(n) => {
+            let replica = &stage.replicas[n];
+            let mut running = replica.process.lock().await;
+            running.signal(Signal::Term);
+            running.wait().await?;
+            tokio::time::sleep(lasts / 2).await;
+            replica.spawn(&mut running)?;
+        }
+        Fault::RelayStoppedAndKilled(n) => {
+            let replica = &stage.replicas[n];
+            let mut running = replica.process.lock().await;
+            running.signal(Signal::Term);
+            if !running.ends_within(lasts.min(Duration::from_millis(1_500))).await {
+                running.signal(Signal::Kill);
+            }
+            running.wait().await?;
+            replica.spawn(&mut running)?;
+        }
+        Fault::RelayStarved(n) => {
+            let running = stage.replicas[n].process.lock().await;
+            for _ in 0..10 {
+                running.signal(Signal::Stop);
+                tokio::time::sleep(Duration::from_millis(450)).await;
+                running.signal(Signal::Continue);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        Fault::BackendsKilled(count) => {
+            let client = stage.connect().await?;
+            let sql = "select count(pg_terminate_backend(pid)) from (
+                           select pid from pg_stat_activity
+                           where backend_type = 'client backend' and pid <> pg_backend_pid()
+                             and application_name like 'fencepost%' and application_name not like '%campaign%'
+                           order by state = 'idle', random() limit $1) s";
+            client.query_one(sql, &[&i64::from(count)]).await?;
+        }
+        Fault::DatabaseCrash => {
+            let mut postgres = stage.postgres.lock().await;
+            postgres.stop_immediate().await?;
+            tokio::time::sleep(lasts.min(Duration::from_secs(3))).await;
+            postgres.restart().await?;
+        }
+        Fault::CommitUnanswered(n) => {
+            let proxy = &stage.replicas[n].answers;
+            for _ in 0..3 {
+                proxy.swallow(b"COMMIT\0");
+                tokio::time::sleep(lasts / 4).await;
+            }
+        }
+        Fault::FlightUnanswered(n) => {
+            let proxy = &stage.replicas[n].answers;
+            for _ in 0..3 {
+                proxy.swallow(MARK);
+                tokio::time::sleep(lasts / 4).await;
+            }
+        }
+        Fault::ProducerUnanswered => {
+            for _ in 0..5 {
+                producers.swallow(b"COMMIT\0");
+                tokio::time::sleep(lasts / 5).await;
+            }
+        }
+        Fault::DatabaseCut(n) => stage.replicas[n].wire.reset_all(),
+        Fault::DatabaseRefused(n) => {
+            let wire = &stage.replicas[n].wire;
+            wire.refuse();
+            tokio::time::sleep(lasts).await;
+            wire.heal();
+        }
+        Fault::DatabaseSwallowsRequests(n) => swallow(stage, n, &[Direction::ToServer], lasts).await,
+        Fault::DatabaseSwallowsAnswers(n) => swallow(stage, n, &[Direction::ToClient], lasts).await,
+        Fault::DatabaseBlackHole(n) => swallow(stage, n, &[Direction::ToServer, Direction::ToClient], lasts).await,
+        Fault::DatabaseSlow(n) => {
+            let wire = &stage.replicas[n].wire;
+            wire.set(Direction::ToClient, Wire::Delay(Duration::from_millis(150)));
+            tokio::time::sleep(lasts).await;
+            wire.set(Direction::ToClient, Wire::None);
+        }
+        Fault::ConsumerCut(n) => stage.consumers[n].proxy.reset_all(),
+        Fault::ConsumerRefused(n) => {
+            let proxy = &stage.consumers[n].proxy;
+            proxy.refuse();
+            tokio::time::sleep(lasts).await;
+            proxy.heal();
+        }
+        Fault::ConsumerSwallowsRequests(n) => consumer_wire(stage, n, Direction::ToServer, Wire::Swallow, lasts).await,
+        Fault::ConsumerSwallowsAnswers(n) => consumer_wire(stage, n, Direction::ToClient, Wire::Swallow, lasts).await,
+        Fault::ConsumerCutAfter(n, bytes) => {
+            consumer_wire(stage, n, Direction::ToServer, Wire::CutAfter(bytes), lasts).await;
+        }
+        Fault::ConsumerMood(n, mood) => {
+            let desk = &stage.consumers[n].desk;
+            desk.feel(mood);
+            tokio::time::sleep(lasts).await;
+            desk.feel(Mood::Well);
+        }
+        Fault::ConsumerPaused(n) => {
+            let name = stage.consumers[n].desk.profile.name;
+            operator::command(stage, &["consumers", "pause", name]).await?;
+            tokio::time::sleep(lasts).await;
+            operator::command(stage, &["consumers", "resume", name]).await?;
+        }
+        Fault::BrokerKilled => {
+            let mut node = stage.broker.node.lock().await;
+            node.kill().await?;
+            tokio::time::sleep(lasts / 2).await;
+            node.boot().await?;
+        }
+        Fault::BrokerRestarted => {
+            let mut node = stage.broker.node.lock().await;
+            node.stop().await?;
+            node.boot().await?;
+        }
+        Fault::BrokerAlarm => {
+            let node = stage.broker.node.lock().await;
+            node.ctl(&["set_vm_memory_high_watermark", "0.000001"]).await?;
+            tokio::time::sleep(lasts).await;
+            node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await?;
+        }
+        Fault::BrokerCut => stage.broker.wire.reset_all(),
+        Fault::BrokerRefused => {
+            stage.broker.wire.refuse();
+            tokio::time::sleep(lasts).await;
+            stage.broker.wire.heal();
+        }
+        Fault::BrokerBlackHole => {
+            stage.broker.wire.blackhole();
+            tokio::time::sleep(lasts).await;
+            stage.broker.wire.heal();
+        }
+        Fault::BrokerSwallowsAnswers => {
+            stage.broker.wire.set(Direction::ToClient, Wire::Swallow);
+            tokio::time::sleep(lasts).await;
+            stage.broker.wire.heal();
+        }
+        Fault::BrokerUnbound(n) => {
+            amqp::flap(&stage.broker.url, PROFILES[n].name, lasts.min(Duration::from_secs(5))).await?
+        }
+        Fault::BrokerPurged(n) => {
+            let desk = &stage.consumers[n].desk;
+            desk.feel(Mood::BlackHole);
+            tokio::time::sleep(lasts / 2).await;
+            let purged = amqp::purge(&stage.broker.url, PROFILES[n].name).await;
+            desk.feel(Mood::Well);
+            purged?;
+        }
+        Fault::Skipped => operator::skip_one(stage).await?,
+        Fault::EffectsLocked => {
+            let mut client = stage.connect().await?;
+            let tx = client.transaction().await?;
+            tx.batch_execute("lock table fencepost.effects in access exclusive mode").await?;
+            tokio::time::sleep(lasts.min(Duration::from_secs(5))).await;
+            tx.commit().await?;
+        }
+    }
+    Ok(())
+}
+
+async fn swallow(stage: &Stage, n: usize, directions: &[Direction], lasts: Duration) {
+    let wire = &stage.replicas[n].wire;
+    directions.iter().for_each(|direction| wire.set(*direction, Wire::Swallow));
+    tokio::time::sleep(lasts).await;
+    wire.heal();
+}
+
+async fn consumer_wire(stage: &Stage, n: usize, direction: Direction, fault: Wire, lasts: Duration) {
+    let proxy = &stage.consumers[n].proxy;
+    proxy.set(direction, fault);
+    tokio::time::sleep(lasts).await;
+    proxy.heal();
+}

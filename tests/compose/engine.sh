@@ -1,0 +1,58 @@
+# Sourced by run.sh: finds a Docker engine, or as root installs and starts one, and says in `skipped` why there is none.
+
+engine_started=
+skipped=
+
+engine_runs() {
+    command -v docker >/dev/null 2>&1 && docker version --format '{{.Server.Version}}' >/dev/null 2>&1
+}
+
+install_packages() {
+    echo "+ apt-get install $*"
+    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"; } >"$work/apt.log" 2>&1
+}
+
+engine_find() {
+    engine_runs && return 0
+    if [ "$(id -u)" != 0 ]; then
+        skipped="no Docker engine answers, and only root can start one"
+        return 1
+    fi
+    if ! command -v dockerd >/dev/null 2>&1 && ! { command -v apt-get >/dev/null 2>&1 && install_packages docker.io iptables; }; then
+        skipped="no Docker engine answers, and docker.io cannot be installed"
+        return 1
+    fi
+    # Not the init system's: on a machine without one it is started by hand, and ended by us.
+    dockerd >"$work/dockerd.log" 2>&1 &
+    engine_started=$!
+    tries=0
+    until engine_runs; do
+        tries=$((tries + 1))
+        if [ $tries -gt 60 ] || ! kill -0 "$engine_started" 2>/dev/null; then
+            skipped="dockerd does not start: $(tail -n 1 "$work/dockerd.log")"
+            return 1
+        fi
+        sleep 0.5
+    done
+    echo "started an engine of our own, $(docker version --format '{{.Server.Version}}')"
+}
+
+engine_stop() {
+    [ -z "$engine_started" ] || { kill "$engine_started" 2>/dev/null && wait "$engine_started"; } || true
+}
+
+# `compose` is Compose v2 where it is a plugin here, else docker-compose 1.29; COMPOSE=... chooses.
+compose_find() {
+    if [ -n "${COMPOSE:-}" ]; then
+        return 0
+    elif docker compose version >/dev/null 2>&1; then
+        COMPOSE="docker compose"
+    elif command -v docker-compose >/dev/null 2>&1; then
+        COMPOSE=docker-compose
+    elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && install_packages docker-compose; then
+        COMPOSE=docker-compose
+    else
+        skipped="there is neither docker compose nor docker-compose"
+        return 1
+    fi
+}

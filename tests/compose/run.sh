@@ -1,0 +1,51 @@
+#!/bin/sh
+# `make e2e`: the shipped docker-compose.yml on a real Docker engine, with containers killed, paused and cut off, and
+# the example of examples/compose-ci. The last line is the summary: PASSED, FAILED, or SKIPPED and why; with CI=true a
+# skip is a failure.
+set -eu
+cd "$(dirname "$0")/../.."
+work=$(mktemp -d)
+. tests/compose/engine.sh
+
+finish() {
+    code=$?
+    trap - EXIT
+    engine_stop
+    rm -rf "$work"
+    [ $code = 0 ] || echo "e2e: FAILED"
+    exit $code
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+skip() {
+    echo "e2e: SKIPPED: $1"
+    trap - EXIT
+    engine_stop
+    rm -rf "$work"
+    [ "${CI:-}" != true ] || exit 1
+    exit 0
+}
+
+engine_find || skip "$skipped"
+compose_find || skip "$skipped"
+command -v python3 >/dev/null 2>&1 || skip "the test needs python3"
+echo "engine $(docker version --format '{{.Server.Version}}'), $($COMPOSE version | head -n 1)"
+
+export COMPOSE FENCEPOST_IMAGE=fencepost:e2e
+export E2E_OVERRIDES=tests/compose/test.yml
+# The image that everything is built on tells whether a registry can be reached.
+base=$(sed -n 's/^ARG BASE_IMAGE=//p' Dockerfile)
+if ! docker image inspect "$base" >/dev/null 2>&1 && ! timeout 60 docker pull --quiet "$base" >/dev/null 2>&1; then
+    echo "no registry of images can be reached: stand-ins are built from Debian's packages"
+    command -v debootstrap >/dev/null 2>&1 || install_packages debootstrap || skip "debootstrap cannot be installed"
+    started=$(date +%s)
+    sh tests/compose/base-images.sh
+    echo "stand-ins are there after $(($(date +%s) - started)) s"
+    export E2E_OVERRIDES="tests/compose/stand-ins.yml $E2E_OVERRIDES"
+    export E2E_STAND_INS=1
+fi
+
+python3 tests/compose/e2e.py
+sh examples/compose-ci/test.sh
+echo "e2e: PASSED ($($COMPOSE version | head -n 1))"

@@ -1,0 +1,71 @@
+//! A standby is never read from, and after its promotion nothing is missing.
+
+use fencepost::demo::embedded::postgres::{Durability, PrivatePostgres};
+use fencepost::model::key::Shard;
+use fencepost::store::log::{self, Held, Opener, PageLimits};
+use fencepost::store::session::Session;
+use fencepost::store::{Database, schema, shards};
+use secrecy::SecretString;
+use serde_json::json;
+use tokio_postgres::NoTls;
+use uuid::Uuid;
+
+use super::{Relay, all_landed, all_settled, declare, emit_many};
+use crate::support::eventually;
+use crate::support::receiver::Receiver;
+use crate::support::standby::Standby;
+
+#[tokio::test]
+async fn a_standby_is_refused_until_it_is_promoted() {
+    let mut primary = PrivatePostgres::start(Durability::None).await.unwrap();
+    let (mut client, connection) = tokio_postgres::connect(&primary.url("postgres"), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    schema::migrate(&mut client).await.unwrap();
+    let receiver = Receiver::start().await;
+    declare(&client, "c", &receiver, json!({})).await;
+    let standby = Standby::of(&primary).await;
+    let caught_up = async || {
+        eventually("the standby has everything", async || {
+            let lsn: String = client.query_one("select pg_current_wal_lsn()::text", &[]).await.unwrap().get(0);
+            let sql = "select pg_last_wal_replay_lsn() >= $1::text::pg_lsn";
+            let there: bool = standby.connect().await.query_one(sql, &[&lsn]).await.unwrap().get(0);
+            there.then_some(())
+        })
+        .await;
+    };
+
+    // The reading statement itself is refused there: a standby's snapshots lack the transactions in progress.
+    let database = |url: &str| Database::new(&SecretString::from(url), "test").unwrap();
+    let opener = Opener { relay: Uuid::now_v7(), nonce: Uuid::now_v7() };
+    let mut session = Session::open(&database(&primary.url("postgres"))).await.unwrap();
+    let taken =
+        shards::take(session.client_mut(), Shard(0), opener.relay, std::time::Duration::from_secs(1)).await.unwrap();
+    let taken = taken.expect("the shard is free");
+    emit_many(&client, "c", "x", 40).await;
+    caught_up().await;
+    let there = Session::open(&database(&standby.url())).await.unwrap();
+    let held = Held { shard: Shard(0), epoch: taken.epoch, position: taken.position };
+    let limits = PageLimits { deliveries: 500, bytes: 1 << 20 };
+    let refused = log::open_flights(&there, std::slice::from_ref(&held), opener, limits).await.unwrap_err();
+    assert_eq!(refused.sqlstate().map(|state| state.code()), Some("25006"), "{refused}");
+    drop((there, session));
+    let mut relay = Relay::at(&standby.url()).start();
+    relay.says("read-only").await;
+    relay.kill().await;
+    assert_eq!(receiver.requests().len(), 0);
+
+    // A relay that knows both works on the primary, and goes on where it was after the failover, on a new timeline.
+    let mut relay = Relay::at(&standby.url_of_whoever_writes()).short_leases().start();
+    all_settled(&client, 40).await;
+    all_landed(&client).await;
+    caught_up().await;
+    primary.stop_immediate().await.unwrap();
+    relay.says("the database is gone").await;
+    let client = standby.connect().await;
+    client.query("select pg_promote()", &[]).await.unwrap();
+    emit_many(&client, "c", "y", 40).await;
+    all_settled(&client, 80).await;
+    let tokens = super::tokens(&client).await;
+    assert_eq!(tokens["applied"], 80);
+    assert!(receiver.requests().len() >= 80);
+}
