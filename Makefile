@@ -1,6 +1,7 @@
-# `make demo` shows fencepost at work, `make test` runs every test. Both set up what they need and leave nothing behind.
+# `make demo` shows fencepost at work, `make test` runs every test, `make bench` measures the product beside its
+# ceilings. All set up what they need and leave nothing behind.
 
-.PHONY: demo test e2e check campaign campaign-mutants
+.PHONY: demo test bench bench-parts e2e check campaign campaign-mutants
 
 # make demo ARGS="--tasks 500 --keep"
 demo:
@@ -9,6 +10,15 @@ demo:
 test:
 	cargo build --locked --all-targets --features failpoints
 	cargo run --locked --features failpoints --example with_services -- sh .ci/test
+
+# make bench ARGS="--full --payloads FILE.jsonl"
+bench:
+	cargo run --locked --release -- bench $(ARGS)
+
+# The pure hot parts: times, and instructions, which do not depend on what else the machine does (needs valgrind).
+bench-parts:
+	cargo bench --locked --bench hot_path
+	cargo bench --locked --bench instructions
 
 # docker-compose.yml on a real Docker engine, with faults (docs/testing.md). Root gets an engine where there is none.
 e2e:

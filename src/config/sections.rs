@@ -53,6 +53,8 @@ pub struct RelaySection {
     #[serde(with = "duration_text")]
     pub sleep_after: Duration,
     #[serde(with = "duration_text")]
+    pub awake_after: Duration,
+    #[serde(with = "duration_text")]
     pub poll_min: Duration,
     #[serde(with = "duration_text")]
     pub poll_max: Duration,
@@ -135,6 +137,7 @@ impl Default for RelaySection {
             flight_bytes: options.flight_bytes,
             bytes_in_flight: options.bytes_in_flight,
             sleep_after: options.sleep_after,
+            awake_after: options.awake_after,
             poll_min: options.poll_min,
             poll_max: options.poll_max,
             park_after: options.park_after,
@@ -194,6 +197,7 @@ impl Sections {
             flight_bytes: relay.flight_bytes,
             bytes_in_flight: relay.bytes_in_flight,
             sleep_after: relay.sleep_after,
+            awake_after: relay.awake_after,
             poll_min: relay.poll_min,
             poll_max: relay.poll_max,
             park_after: relay.park_after,

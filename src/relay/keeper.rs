@@ -231,6 +231,8 @@ impl Keeper {
             let _ = self.reader.send(reader::Command::Acquired { lease, position: taken.position });
         }
         self.health.renewed(self.held.len());
+        // The sweep may have parked something.
+        self.bell.parked.notify_one();
         Ok(())
     }
 

@@ -25,7 +25,9 @@ use crate::store::{Error, Result};
 
 /// How often the parking lot is looked through while nothing happens there.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// And while something does.
+/// How often while nothing is parked at all: whoever parks says so.
+const LOOK_EMPTY: Duration = Duration::from_secs(5);
+/// And while something happens.
 const LOOK_BUSY: Duration = Duration::from_millis(100);
 /// How long it counts as busy after a delivery was parked.
 const BUSY_FOR: Duration = Duration::from_secs(3);
@@ -41,17 +43,22 @@ pub struct Loader {
     pub hand: Hand,
     pub settler: Settler,
     pub budget: ByteBudget,
+    /// Until then the parking lot is known to be empty.
+    pub empty_until: Instant,
 }
 
 impl Loader {
-    pub async fn run(self, stop: CancellationToken) {
+    pub async fn run(mut self, stop: CancellationToken) {
         let mut busy_until = Instant::now();
         let mut mend_at = Instant::now() + MEND_EVERY;
         loop {
             let wait = if Instant::now() < busy_until { LOOK_BUSY } else { LOOK_EVERY };
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = self.bell.parked.notified() => busy_until = Instant::now() + BUSY_FOR,
+                () = self.bell.parked.notified() => {
+                    busy_until = Instant::now() + BUSY_FOR;
+                    self.empty_until = Instant::now();
+                }
                 () = tokio::time::sleep(wait) => {}
             }
             let looked = async {
@@ -80,7 +87,7 @@ impl Loader {
         }
     }
 
-    async fn bring(&self) -> Result<usize> {
+    async fn bring(&mut self) -> Result<usize> {
         let (mut rooms, mut pages) = (Vec::new(), Vec::new());
         for (_, dispatcher) in self.router.dispatchers() {
             let wanted = dispatcher.rooms().await;
@@ -91,11 +98,17 @@ impl Loader {
         for (lane, dispatcher) in pages {
             brought += self.page(lane, &dispatcher).await?;
         }
-        if rooms.is_empty() {
+        if rooms.is_empty() || Instant::now() < self.empty_until {
             return Ok(brought);
         }
         let client = self.pool.get().await?;
         let due = parking::due(&client, &rooms, &self.hand.all()).await?;
+        if due.is_empty() {
+            let held: Vec<Shard> = self.router.leases().iter().map(|lease| lease.shard).collect();
+            if parking::is_empty(&client, &held).await? {
+                self.empty_until = Instant::now() + LOOK_EMPTY;
+            }
+        }
         drop(client);
         brought += due.len();
         self.router.route(due.into_iter().filter_map(|due| self.delivery(due)).collect());

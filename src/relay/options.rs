@@ -17,6 +17,8 @@ pub struct Options {
     pub bytes_in_flight: u64,
     /// Without work for so long, the relay hangs up its doorbell and sleeps.
     pub sleep_after: Duration,
+    /// With work in every reading for so long, it takes the doorbell down.
+    pub awake_after: Duration,
     pub poll_min: Duration,
     pub poll_max: Duration,
     /// A delivery without an outcome for so long leaves its flight for the parking lot.
@@ -76,7 +78,8 @@ impl Default for Options {
             flight_deliveries: 500,
             flight_bytes: 8 << 20,
             bytes_in_flight: 32 << 20,
-            sleep_after: Duration::from_millis(200),
+            sleep_after: Duration::from_millis(5),
+            awake_after: Duration::from_millis(50),
             poll_min: Duration::from_millis(5),
             poll_max: Duration::from_millis(500),
             park_after: Duration::from_secs(10),

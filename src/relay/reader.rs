@@ -64,6 +64,8 @@ pub struct Reader {
     /// Of the last opening whose answer did not come.
     pub unanswered: Option<Uuid>,
     pub idle_since: Instant,
+    /// Since when every reading found something.
+    pub busy_since: Option<Instant>,
     pub poll: Duration,
 }
 
@@ -118,9 +120,13 @@ impl Reader {
             }
             if self.turn(session).await? > 0 {
                 self.found();
-                self.bell.disarm().await;
+                // At a moderate rate the bell stays: each commit wakes the relay, which else would have to poll.
+                if self.busy_since.get_or_insert_with(Instant::now).elapsed() >= self.options.awake_after {
+                    self.bell.disarm().await;
+                }
                 continue;
             }
+            self.busy_since = None;
             self.rest(commands, stop).await;
         }
     }
@@ -331,7 +337,7 @@ impl Reader {
     /// Nothing was new: polls again after a while, or sleeps until the doorbell rings.
     async fn rest(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>, stop: &CancellationToken) {
         let mut wait = self.poll;
-        if self.idle_since.elapsed() >= self.options.sleep_after {
+        if self.idle_since.elapsed() >= self.options.sleep_after || self.bell.hangs().await {
             let held: Vec<Shard> = self.shards.keys().copied().collect();
             match self.bell.arm(&held).await {
                 // What was committed before the bell hung rings for nobody: one more look, then sleep.

@@ -106,6 +106,7 @@ pub async fn run(
         shards: BTreeMap::new(),
         unanswered: None,
         idle_since: Instant::now(),
+        busy_since: None,
         poll: options.poll_min,
     };
     let loader = Loader {
@@ -115,6 +116,7 @@ pub async fn run(
         hand: Hand::default(),
         settler: settler.clone(),
         budget,
+        empty_until: Instant::now(),
     };
 
     let keeping = tokio::spawn(keeper.run(stop.clone(), release.clone()));

@@ -124,6 +124,19 @@ fn due_from_row(row: &Row) -> Result<Due> {
     })
 }
 
+/// Whether nothing at all is parked in these shards.
+pub async fn is_empty(client: &Client, shards: &[Shard]) -> Result<bool> {
+    let shards: Vec<i16> = shards.iter().map(|s| s.0).collect();
+    let row = client
+        .query_one(
+            "-- store::nothing_parked
+             select not exists (select from fencepost.parked where shard = any($1))",
+            &[&shards],
+        )
+        .await?;
+    Ok(row.get(0))
+}
+
 /// Ordered keys of a shard that have deliveries waiting in the parking lot, with how many.
 pub async fn blocked_keys(client: &Client, shards: &[Shard]) -> Result<Vec<(Shard, ConsumerId, String, u64)>> {
     let shards: Vec<i16> = shards.iter().map(|s| s.0).collect();
