@@ -29,7 +29,7 @@ done
 broker=$(random)
 # Each health check is a connection that the log need not tell of.
 printf 'default_user = fencepost\ndefault_pass = %s\nlog.connection.level = error\n' "$broker" >rabbitmq/fencepost.conf
-for service in owner relay consumer; do
+for service in owner relay worker consumer; do
     printf 'amqp://fencepost:%s@rabbitmq:5672/%%2f\n' "$broker" >"$service/broker-url"
 done
 random >grafana/admin-password

@@ -43,7 +43,7 @@ pub async fn run(global: &Global, command: Command) -> anyhow::Result<Exit> {
     let chosen = |a: &&Alarm| a.name == args.name && args.object.as_ref().is_none_or(|object| *object == a.object);
     let preview = Preview { action: "resolve", alarms: alarms.iter().filter(chosen).collect() };
     global.output().print(&preview, || match preview.alarms.as_slice() {
-        [] => format!("no alarm {} to resolve", plain(&args.name)),
+        [] => format!("no alarm is called {:?}: `fencepost alarms list`", args.name),
         alarms => alarms.iter().map(|a| format!("resolve {}\n", plain(&format!("{} {}", a.name, a.object)))).collect(),
     })?;
     if preview.alarms.is_empty() {

@@ -39,10 +39,6 @@ async fn play(global: &Global, role: Role, options: DemoOptions) -> anyhow::Resu
         tasks: options.tasks.get(),
         payloads: options.payloads,
         listen: options.listen,
-        broker: match role {
-            Role::AmqpConsumer => global.config()?.brokers.iter().find(|broker| broker.name == "default").cloned(),
-            _ => None,
-        },
     };
     let said = parts::play(part, stop).await?;
     global.output().print(&said, || said.to_string())?;

@@ -15,6 +15,7 @@ use crate::relay::options::Options;
 use crate::store::{Database, schema};
 
 #[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Every command")]
 pub struct Global {
     /// The configuration file [default: config/fencepost.toml, else /etc/fencepost/fencepost.toml].
     #[arg(long, global = true, env = "FENCEPOST_CONFIG", value_name = "FILE")]

@@ -170,7 +170,7 @@ fn relays(relays: &[Relay]) -> String {
         let cells = [&r.name, &r.relay, &r.version].map(Clone::clone).into_iter();
         table.row(cells.chain([r.shards.to_string(), r.tick.to_string(), r.token.clone(), last]));
     }
-    table.render("no relay has run here")
+    table.render("no relay has run here: `fencepost run` delivers what waits")
 }
 
 fn workers(workers: &[Worker]) -> String {

@@ -16,6 +16,7 @@ use crate::store::tasks::{self, TaskChange};
 
 #[derive(clap::Args, Debug)]
 pub struct TaskArgs {
+    /// The task's id.
     task_id: TaskId,
     /// Run it again under the next epoch; withdraws nothing that committed.
     #[arg(long, conflicts_with = "cancel")]

@@ -161,7 +161,7 @@ pub(super) fn consumers(reading: &mut Reading, brokers: &[Arc<Broker>]) {
     let mut seen = BTreeMap::new();
     let mut faults = Vec::new();
     let origin = reading.origin("consumers");
-    for (n, entry) in reading.sections.consumers.iter().enumerate() {
+    for (&n, entry) in reading.entries.iter().zip(&reading.sections.consumers) {
         let place = entry_place(n, Some(&entry.name));
         let mut add = |key: &str, wrong: String, write: String| {
             faults.push(Fault { origin: origin.clone(), key: format!("{place}.{key}"), wrong, write });

@@ -12,11 +12,13 @@ use super::sections::Sections;
 use crate::model::consumer::ConsumerEntry;
 
 const PREFIX: &str = "FENCEPOST__";
-const TABLES: [&str; 6] = ["database", "relay", "retry", "http", "admin", "log"];
+const TABLES: [&str; 7] = ["database", "relay", "retry", "breaker", "http", "admin", "log"];
 
 /// A configuration as read, with where each overridden key came from.
 pub(super) struct Reading {
     pub sections: Sections,
+    /// Where each of `sections.consumers` stands in the file: one that could not be read is not among them.
+    pub entries: Vec<usize>,
     pub faults: Vec<Fault>,
     /// Keys the environment set, as `section.key`, and the variable that did.
     overridden: BTreeMap<String, String>,
@@ -43,6 +45,7 @@ impl Reading {
 pub(super) fn read(text: &str, file: Option<&Path>, env: impl IntoIterator<Item = (String, String)>) -> Reading {
     let mut reading = Reading {
         sections: Sections::default(),
+        entries: Vec::new(),
         faults: Vec::new(),
         overridden: BTreeMap::new(),
         file: file.map(Path::to_path_buf),
@@ -86,7 +89,7 @@ pub(super) fn read(text: &str, file: Option<&Path>, env: impl IntoIterator<Item 
         Ok(sections) => reading.sections = sections,
         Err(error) => reading.fault("(whole file)", message(&error), ""),
     }
-    reading.sections.consumers = consumers(&mut reading, entries);
+    (reading.entries, reading.sections.consumers) = consumers(&mut reading, entries).into_iter().unzip();
     reading
 }
 
@@ -143,7 +146,8 @@ fn override_with(reading: &mut Reading, kept: &mut Table, variable: &str, text: 
     }
 }
 
-fn consumers(reading: &mut Reading, written: Option<Value>) -> Vec<ConsumerEntry> {
+/// The entries that could be read, each with its place in the file.
+fn consumers(reading: &mut Reading, written: Option<Value>) -> Vec<(usize, ConsumerEntry)> {
     let entries = match written {
         None => Vec::new(),
         Some(Value::Array(entries)) => entries,
@@ -152,7 +156,7 @@ fn consumers(reading: &mut Reading, written: Option<Value>) -> Vec<ConsumerEntry
             Vec::new()
         }
     };
-    entries.into_iter().enumerate().filter_map(|(n, entry)| consumer(reading, n, entry)).collect()
+    entries.into_iter().enumerate().filter_map(|(n, entry)| Some((n, consumer(reading, n, entry)?))).collect()
 }
 
 /// One entry; `None` where a key of it could not be read.

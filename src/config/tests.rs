@@ -244,3 +244,12 @@ fn a_password_in_the_file_is_refused_and_not_repeated() {
     }
     parse("[database]\nurl = 'postgresql://u@h/d'", &[]).unwrap();
 }
+
+#[test]
+fn a_fault_names_the_key_and_the_entry_it_is_in() {
+    assert!(faults("[breaker]\nconsecutive = -1\nprobe = '1s'", &[]).contains("breaker.consecutive: "));
+    // The first entry cannot be read; the second keeps its place.
+    let text = "[[consumers]]\nname = 'a'\nkind = 'http'\nack = 'maybe'\n[[consumers]]\nname = 'b'\nkind = 'http'\nurl = 'ftp://x'";
+    let faults = faults(text, &[]);
+    assert!(faults.contains("consumers[0] (a).ack") && faults.contains("consumers[1] (b).url"), "{faults}");
+}

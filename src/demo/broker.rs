@@ -1,19 +1,16 @@
 //! The broker of a run: a private RabbitMQ, or yours; a run without one does the rest and says so.
 
-use std::sync::Arc;
-
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use tokio::task::JoinHandle;
 
 use super::embedded::rabbitmq::PrivateRabbitmq;
 use super::{Error, Result};
-use crate::model::broker::Broker;
 
 /// Names your own broker.
 pub const URL: &str = "AMQP_URL";
 
-/// What there is.
-pub enum Found {
+/// Which broker a run uses.
+pub enum Broker {
     Private(SecretString),
     Yours(SecretString),
     /// Why there is none.
@@ -32,8 +29,8 @@ pub enum Node {
     },
 }
 
-impl Found {
-    pub async fn look() -> (Self, Node) {
+impl Broker {
+    pub async fn find() -> (Self, Node) {
         if let Ok(url) = std::env::var(URL) {
             return (Self::Yours(url.into()), Node::Absent);
         }
@@ -47,22 +44,6 @@ impl Found {
         match self {
             Self::Private(url) | Self::Yours(url) => Some(url.clone()),
             Self::None(_) => None,
-        }
-    }
-
-    /// How consumers reach it.
-    pub fn address(&self) -> Result<Option<Arc<Broker>>> {
-        let broker = self.url().map(|url| Broker::from_url("default", url.expose_secret())).transpose();
-        Ok(broker
-            .map_err(|error| Error::io(format!("{URL} cannot be used"))(std::io::Error::other(error)))?
-            .map(Arc::new))
-    }
-
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Private(_) => "a private RabbitMQ",
-            Self::Yours(_) => "your broker",
-            Self::None(_) => "no broker",
         }
     }
 

@@ -1,5 +1,6 @@
-//! Two real HTTP services. `demo-billing` dedups and fences through the consumer kit and says so; `demo-analytics` is
-//! any endpoint that answers 2xx. Both write down each request before they think about it, and both have bad moments.
+//! The demo's services. `demo-billing` (HTTP) and `demo-shipping` (AMQP) dedup and fence through the consumer kit and say
+//! so; `demo-analytics` is any endpoint that answers 2xx. All write down each request before they think about it, and those
+//! over HTTP have bad moments.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -22,14 +23,14 @@ use super::site::Site;
 use super::stage::CONSUMER_TIMEOUT;
 use super::{Error, Result};
 use crate::inbox::{Inbox, Verdict};
-use crate::model::broker::Broker;
 use crate::model::key::EffectKey;
-use crate::model::token::Ack;
 
 pub const BILLING: &str = "demo-billing";
 pub const ANALYTICS: &str = "demo-analytics";
-/// Over AMQP, and only where there is a broker (`shipping`).
+/// Only where there is a broker.
 pub const SHIPPING: &str = "demo-shipping";
+/// Those that apply each key once.
+pub const DEDUPING: [&str; 2] = [BILLING, SHIPPING];
 
 /// The running services, with their URLs. Dropped, they stop.
 pub struct Consumers {
@@ -88,8 +89,7 @@ pub fn router(site: &Site) -> Result<Router> {
 }
 
 impl Consumers {
-    /// Those over HTTP, and the one over AMQP where there is a broker.
-    pub async fn start(site: &Site, broker: Option<&Arc<Broker>>) -> Result<Self> {
+    pub async fn start(site: &Site) -> Result<Self> {
         let mut this = Self { all: Vec::new(), shipping: None, _servers: Vec::new() };
         for service in Service::all(site)? {
             let listener = TcpListener::bind("127.0.0.1:0").await.map_err(Error::io("no port for a consumer"))?;
@@ -101,10 +101,10 @@ impl Consumers {
                 let _ = axum::serve(listener, router).await;
             })));
         }
-        if let Some(broker) = broker {
-            let service = Arc::new(Service::shipping(site)?);
-            let serving = shipping::serve(Arc::clone(&service), Arc::clone(broker));
-            this._servers.push(AbortOnDropHandle::new(tokio::spawn(serving)));
+        if let Some(broker) = &site.broker {
+            let service = Service::shipping(site)?;
+            let consuming = shipping::serve(service.clone(), broker.url.clone(), broker.queue.clone());
+            this._servers.push(AbortOnDropHandle::new(tokio::spawn(consuming)));
             this.shipping = Some(service);
         }
         Ok(this)
@@ -126,43 +126,31 @@ impl Consumers {
 }
 
 impl Service {
-    fn new(site: &Site, name: &'static str, manner: Manner) -> Self {
-        Self {
-            name,
-            manner,
-            pool: site.pool.clone(),
-            schema: site.schema(),
-            prefix: site.prefix(),
-            seen: Mutex::default(),
-        }
-    }
-
-    /// Those that are reached over HTTP.
     fn all(site: &Site) -> Result<[Arc<Self>; 2]> {
         let billing = Self::new(site, BILLING, Manner::Dedups(site.inbox(BILLING)?));
-        Ok([Arc::new(billing), Arc::new(Self::new(site, ANALYTICS, Manner::Plain))])
+        Ok([billing, Self::new(site, ANALYTICS, Manner::Plain)])
     }
 
-    pub fn shipping(site: &Site) -> Result<Self> {
+    /// The service over AMQP.
+    pub fn shipping(site: &Site) -> Result<Arc<Self>> {
         Ok(Self::new(site, SHIPPING, Manner::Dedups(site.inbox(SHIPPING)?)))
     }
 
-    /// Whether the key is of this run.
-    pub fn is_ours(&self, key: &EffectKey) -> bool {
-        key.task_id().as_str().starts_with(&self.prefix)
+    fn new(site: &Site, name: &'static str, manner: Manner) -> Arc<Self> {
+        let (pool, schema, prefix) = (site.pool.clone(), site.schema(), site.prefix());
+        Arc::new(Self { name, manner, pool, schema, prefix, seen: Mutex::default() })
     }
 
-    /// Takes a message: the receipt, then the effect, then the word that is committed.
-    pub async fn take(&self, key: &EffectKey, body: &[u8]) -> Result<Ack> {
+    /// One message: the receipt, then the effect. What comes back is the word for the reply.
+    pub async fn receive(&self, key: &EffectKey, body: &[u8]) -> Result<Verdict> {
         self.write_receipt(key, body).await?;
-        let first = self.seen().keys.insert(key.to_string());
-        let word = match (&self.manner, self.mood(key, first)) {
-            (Manner::Plain, _) => Ack::Applied,
-            (Manner::Dedups(_), Mood::Busy) => Ack::NotApplied,
-            (Manner::Dedups(inbox), _) => self.apply(inbox, key, body).await?.ack(),
+        self.seen().keys.insert(key.to_string());
+        let verdict = match &self.manner {
+            Manner::Dedups(inbox) => self.apply(inbox, key, body).await?,
+            Manner::Plain => Verdict::Applied,
         };
-        *self.seen().answers.entry(word.wire()).or_default() += 1;
-        Ok(word)
+        *self.seen().answers.entry(verdict.ack().wire()).or_default() += 1;
+        Ok(verdict)
     }
 
     pub fn name(&self) -> &'static str {
@@ -209,7 +197,7 @@ impl Service {
         let tx = client.transaction().await?;
         let verdict = inbox.apply(&tx, key, body).await?;
         if verdict == Verdict::Applied {
-            let sql = format!("-- demo::make\ninsert into {}.made (consumer, key) values ($1, $2)", self.schema);
+            let sql = format!("-- demo::apply\ninsert into {}.applied (consumer, key) values ($1, $2)", self.schema);
             let statement = tx.prepare_cached(&sql).await?;
             tx.execute(&statement, &[&self.name, &key.to_string()]).await?;
         }
@@ -229,7 +217,7 @@ impl Service {
 
 async fn receive(State(service): State<Arc<Service>>, headers: HeaderMap, body: Bytes) -> Response {
     let key = headers.get("webhook-id").and_then(|id| id.to_str().ok()).and_then(|id| id.parse::<EffectKey>().ok());
-    let Some(key) = key.filter(|key| service.is_ours(key)) else {
+    let Some(key) = key.filter(|key| key.task_id().as_str().starts_with(&service.prefix)) else {
         // Of an earlier run in the same database, or of somebody else.
         return (StatusCode::UNPROCESSABLE_ENTITY, [("outbox-ack", "rejected")]).into_response();
     };

@@ -80,14 +80,6 @@ pub enum Error {
     Producer(#[from] crate::producer::Error),
     #[error("the inbox of a consumer")]
     Inbox(#[from] crate::inbox::Error),
-    #[error("the broker")]
-    Link(#[from] crate::edge::amqp::link::LinkError),
-    #[error("the broker")]
-    Broker(#[from] lapin::Error),
-    #[error("no broker is configured: write [brokers.default], or set AMQP_URL")]
-    NoBroker,
-    #[error("the broker did not confirm a reply")]
-    Unconfirmed,
     #[error("{what}")]
     Io { what: String, source: std::io::Error },
     #[error("the relay ended by itself ({status}); its last words:\n{log}")]
@@ -100,7 +92,7 @@ impl Error {
         match self {
             Self::Setup(embedded::Error::Missing { .. } | embedded::Error::NotAServer(_))
             | Self::Payloads { .. }
-            | Self::NoBroker => 2,
+            | Self::Store(crate::store::Error::Url(_)) => 2,
             _ => 1,
         }
     }
@@ -116,14 +108,14 @@ pub async fn run(options: DemoOptions, show: impl FnOnce(&Report)) -> Result<Rep
     let bodies = Arc::new(Bodies::load(options.payloads.as_deref())?);
     let tasks = options.tasks.get();
     let (stage, mut node) = Stage::set(options.database_url.as_ref()).await?;
-    let consumers = Consumers::start(&stage.site, stage.broker.address()?.as_ref()).await?;
+    let consumers = Consumers::start(&stage.site).await?;
     stage.declare(&consumers).await?;
     let mut relay = Relay::start(&stage)?;
     workers::submit(&stage.site, &(0..tasks).collect::<Vec<_>>()).await?;
     let started = Instant::now();
     let mut crew = Crew::start(&stage.site, &bodies, Until::NothingLeft);
     let mut progress = Progress::new(tasks);
-    let subscribers = stage.site.subscribers.len();
+    let subscribers = stage.site.subscribers().len();
     eprintln!("{tasks} tasks, {} workers, {subscribers} consumers, 1 relay; {}", workers::WORKERS, stage.describe());
 
     let mut last = ((0, 0, 0), Instant::now());

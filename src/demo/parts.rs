@@ -7,22 +7,25 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use secrecy::SecretString;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::consumers::{self, ANALYTICS, BILLING, SHIPPING, Service};
+use super::broker;
+use super::consumers::{self, Service};
 use super::input::Bodies;
 use super::report::{self, Check};
 use super::shipping;
 use super::site::Site;
 use super::workers::{self, Crew, Until};
 use super::{Error, Result};
-use crate::model::broker::Broker;
 use crate::store::Database;
 
 /// The name of the run that all parts belong to.
 const RUN: &str = "shared";
+/// Names a file that holds the broker's URL.
+const URL_FILE: &str = "AMQP_URL_FILE";
 /// How often the worker pool looks after its workers, and how long it waits once one has failed.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -37,7 +40,8 @@ pub enum Role {
     Worker,
     /// Both HTTP consumers on --listen, as /demo-billing and /demo-analytics, until SIGTERM.
     HttpConsumer,
-    /// The AMQP consumer of the configured broker "default": reads the queue demo-shipping, until SIGTERM.
+    /// The AMQP consumer on the broker of AMQP_URL, or of the file in AMQP_URL_FILE, until SIGTERM. Where workers and
+    /// `check` are told of a broker too, it is counted on.
     AmqpConsumer,
     /// Hold the producers' word against the consumers'; exit code 1 where they differ.
     Check,
@@ -50,8 +54,6 @@ pub struct Part {
     pub tasks: u32,
     pub payloads: Option<PathBuf>,
     pub listen: SocketAddr,
-    /// The broker of the AMQP consumer.
-    pub broker: Option<Arc<Broker>>,
 }
 
 /// What a part has to say at its end.
@@ -84,7 +86,7 @@ impl fmt::Display for Said {
 
 /// Plays the part to its end.
 pub async fn play(part: Part, stop: CancellationToken) -> Result<Said> {
-    let site = Site::new(RUN.into(), &[BILLING, ANALYTICS, SHIPPING], part.database);
+    let site = Site::new(RUN.into(), part.database, broker_url()?);
     match part.role {
         Role::Stage => stage(&site).await.map(|()| Said::Done),
         Role::Submit => submit(&site, part.tasks).await,
@@ -103,9 +105,10 @@ pub async fn play(part: Part, stop: CancellationToken) -> Result<Said> {
             served.map(|()| Said::Done).map_err(Error::io(what()))
         }
         Role::AmqpConsumer => {
-            let broker = part.broker.ok_or(Error::NoBroker)?;
-            let service = Arc::new(Service::shipping(&site)?);
-            stop.run_until_cancelled(shipping::serve(service, broker)).await;
+            let missing = Error::io(format!("no broker: set {} or {URL_FILE}", broker::URL));
+            let way = site.broker.clone().ok_or_else(|| missing(std::io::ErrorKind::NotFound.into()))?;
+            declare(&way.url, &way.queue, &stop).await;
+            stop.run_until_cancelled(shipping::serve(Service::shipping(&site)?, way.url, way.queue)).await;
             Ok(Said::Done)
         }
         Role::Check => {
@@ -114,6 +117,16 @@ pub async fn play(part: Part, stop: CancellationToken) -> Result<Said> {
             Ok(Said::Checked(report::check(&client, &site.schema(), unfinished).await?))
         }
     }
+}
+
+/// The broker's URL from its variable, or from the file that another names: a secret need not be in the environment.
+fn broker_url() -> Result<Option<SecretString>> {
+    if let Ok(url) = std::env::var(broker::URL) {
+        return Ok(Some(url.into()));
+    }
+    let Ok(path) = std::env::var(URL_FILE) else { return Ok(None) };
+    let url = std::fs::read_to_string(&path).map_err(Error::io(format!("{URL_FILE}: cannot read {path}")))?;
+    Ok(Some(url.trim().into()))
 }
 
 /// The parts may run as roles of their own: what is the demo's own is open to all of them.
@@ -125,6 +138,16 @@ async fn stage(site: &Site) -> Result<()> {
                grant usage on all sequences in schema {schema} to public";
     let client = site.database.connect().await?;
     Ok(client.batch_execute(&sql.replace("{schema}", &site.schema())).await?)
+}
+
+/// Declares the consumer's queue as soon as the broker is there.
+async fn declare(url: &SecretString, queue: &str, stop: &CancellationToken) {
+    while let Err(error) = shipping::declare(url, queue).await {
+        tracing::info!(%error, "the broker is not there yet");
+        if stop.run_until_cancelled(tokio::time::sleep(TICK)).await.is_none() {
+            return;
+        }
+    }
 }
 
 async fn submit(site: &Site, tasks: u32) -> Result<Said> {

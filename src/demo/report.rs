@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use super::Result;
-use super::consumers::{BILLING, Consumers, Ledger, SHIPPING};
+use super::consumers::{Consumers, DEDUPING, Ledger};
 use super::stage::Stage;
 use super::workers::Tally;
 
@@ -54,7 +54,7 @@ pub struct Check {
     pub lost: i64,
     /// In a consumer's ledger without having been promised.
     pub unasked: i64,
-    /// Not once in the table of a consumer that dedups.
+    /// Not once in the table of the consumer that dedups.
     pub not_applied: i64,
     /// Twice there.
     pub applied_twice: i64,
@@ -177,11 +177,11 @@ pub(super) async fn check(client: &Client, schema: &str, unfinished: i64) -> Res
                       (select count(*) from {schema}.receipts r where not exists (
                           select from {schema}.promised p
                           where p.consumer = r.consumer and p.key = r.key and p.body_sha256 = r.body_sha256)),
-                      (select count(*) from {schema}.promised p where p.consumer = any ($1) and not exists (
-                          select from {schema}.made m where m.consumer = p.consumer and m.key = p.key)),
+                      (select count(*) from {schema}.promised p where p.consumer = any($1) and not exists (
+                          select from {schema}.applied a where a.consumer = p.consumer and a.key = p.key)),
                       (select count(*) from (
-                          select from {schema}.made group by consumer, key having count(*) > 1) twice)";
-    let row = client.query_one(&sql.replace("{schema}", schema), &[&[BILLING, SHIPPING].as_slice()]).await?;
+                          select from {schema}.applied group by consumer, key having count(*) > 1) twice)";
+    let row = client.query_one(&sql.replace("{schema}", schema), &[&DEDUPING.as_slice()]).await?;
     Ok(Check {
         promised: row.get(0),
         lost: row.get(1),
@@ -260,6 +260,7 @@ impl fmt::Display for Check {
 
 #[cfg(test)]
 mod tests {
+    use super::super::consumers::BILLING;
     use super::*;
 
     fn report() -> Report {

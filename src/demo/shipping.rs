@@ -1,5 +1,5 @@
-//! A real AMQP service: `demo-shipping` reads its queue, dedups and fences through the consumer kit, and replies with its
-//! own word (contract, section 5): after its commit, and before the broker may forget the message.
+//! The demo's AMQP service: `demo-shipping` dedups and fences as `demo-billing` does, says so over the reply queue, and
+//! only then lets the broker forget the message. It comes back whenever the broker does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,106 +7,114 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use lapin::message::Delivery;
 use lapin::options::{
-    BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
-    QueueDeclareOptions,
+    BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions, BasicRejectOptions,
+    ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Channel};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::Mutex;
 
-use super::consumers::{SHIPPING, Service};
-use super::{Error, Result};
-use crate::edge::amqp::link::{Link, Purpose};
-use crate::edge::amqp::message;
-use crate::model::broker::Broker;
+use super::consumers::Service;
+use crate::inbox::Verdict;
 use crate::model::key::EffectKey;
-use crate::model::token::Ack;
 
+/// How long a connection may take, and the wait before the next try.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Before it tries again, the broker or a message.
-const PAUSE: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(500);
+/// Messages in hand at once.
 const PREFETCH: u16 = 32;
 
-/// Reads until it is dropped, through every outage of the broker.
-pub async fn serve(service: Arc<Service>, broker: Arc<Broker>) {
-    loop {
-        match read(&service, &broker).await {
-            Ok(()) => tracing::info!("the broker ended the subscription; trying again"),
-            Err(error) => tracing::info!(error = format!("{:#}", anyhow::Error::from(error)), "trying again"),
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
-}
+type Result<T, E = lapin::Error> = std::result::Result<T, E>;
 
-/// Declares the service's own queue, durable; fencepost's reply queues are declared by `fencepost amqp init`.
-pub async fn declare(broker: &Broker) -> Result<()> {
-    let link = Link::open(broker, Purpose::Look, CONNECT).await?;
+/// The service's own queue; fencepost's reply queues are declared by `fencepost amqp init`.
+pub async fn declare(url: &SecretString, queue: &str) -> Result<()> {
+    let broker = connect(url).await?;
     let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    link.channel().await?.queue_declare(SHIPPING.into(), options, FieldTable::default()).await?;
-    link.close().await;
+    broker.create_channel().await?.queue_declare(queue.into(), options, FieldTable::default()).await?;
     Ok(())
 }
 
-/// One connection.
-async fn read(service: &Service, broker: &Broker) -> Result<()> {
-    let link = Link::open(broker, Purpose::Look, CONNECT).await?;
-    let channel = link.channel().await?;
-    channel.confirm_select(ConfirmSelectOptions::default()).await?;
-    channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
+/// Removes the queue again, with what is in it.
+pub async fn remove(url: &SecretString, queue: &str) -> Result<()> {
+    let broker = connect(url).await?;
+    broker.create_channel().await?.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
+    Ok(())
+}
+
+/// Consumes until it is dropped.
+pub async fn serve(service: Arc<Service>, url: SecretString, queue: String) {
+    loop {
+        if let Err(error) = consume(&service, &url, &queue).await {
+            tracing::debug!(%error, "the broker is away");
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+async fn connect(url: &SecretString) -> Result<Connection> {
+    let connecting = Connection::connect(url.expose_secret(), ConnectionProperties::default());
+    tokio::time::timeout(CONNECT, connecting)
+        .await
+        .unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()))
+}
+
+async fn consume(service: &Service, url: &SecretString, queue: &str) -> Result<()> {
+    let broker = connect(url).await?;
+    let (incoming, replies) = (broker.create_channel().await?, broker.create_channel().await?);
+    replies.confirm_select(ConfirmSelectOptions::default()).await?;
+    incoming.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
     let options = BasicConsumeOptions::default();
-    let stream = channel.basic_consume(SHIPPING.into(), "".into(), options, FieldTable::default()).await?;
-    let replies = Mutex::new(channel);
+    let messages = incoming.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await?;
+    let replies = Mutex::new(replies);
     let replies = &replies;
-    let taken = async |delivery: Delivery| {
-        match answer(service, replies, &delivery).await {
-            Ok(()) => delivery.acker.ack(BasicAckOptions::default()).await?,
-            Err(Error::Broker(error)) => return Err(error.into()),
-            Err(error) => {
-                tracing::warn!(error = format!("{:#}", anyhow::Error::from(error)), "a message goes back to the queue");
-                tokio::time::sleep(PAUSE).await;
-                delivery.acker.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await?
-            }
-        };
-        Ok(())
-    };
-    stream.map_err(Error::from).try_for_each_concurrent(usize::from(PREFETCH), taken).await
+    messages.try_for_each_concurrent(usize::from(PREFETCH), |message| receive(service, replies, message)).await
 }
 
-async fn answer(service: &Service, replies: &Mutex<Channel>, delivery: &Delivery) -> Result<()> {
-    let properties = &delivery.properties;
-    let key = properties.message_id().as_ref().and_then(|id| id.as_str().parse::<EffectKey>().ok());
-    let Some(key) = key.filter(|key| service.is_ours(key)) else {
-        // Of somebody else: nobody could do anything with a reply.
+async fn receive(service: &Service, replies: &Mutex<Channel>, message: Delivery) -> Result<()> {
+    let key = message.properties.message_id().as_ref().and_then(|id| id.as_str().parse::<EffectKey>().ok());
+    let Some(key) = key else {
+        // Not from fencepost.
+        message.acker.reject(BasicRejectOptions { requeue: false }).await?;
         return Ok(());
     };
-    let word = service.take(&key, &delivery.data).await?;
-    reply(replies, delivery, word).await
+    match service.receive(&key, &message.data).await {
+        Ok(verdict) if verdict != Verdict::InProgress => {
+            reply(replies, &message, verdict).await?;
+            message.acker.ack(BasicAckOptions::default()).await?;
+        }
+        // Not decided, or unknown: the broker hands it out again.
+        _ => {
+            message.acker.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await?;
+        }
+    }
+    Ok(())
 }
 
-/// Echoes what names the delivery, and adds the word. Confirmed by the broker before the message is acked.
-async fn reply(replies: &Mutex<Channel>, delivery: &Delivery, word: Ack) -> Result<()> {
-    let asked = &delivery.properties;
-    let (Some(queue), Some(correlation)) = (asked.reply_to().clone(), asked.correlation_id().clone()) else {
-        return Ok(());
-    };
+/// Until the broker has confirmed the reply, the message is not acked.
+async fn reply(replies: &Mutex<Channel>, message: &Delivery, verdict: Verdict) -> Result<()> {
+    let asked = &message.properties;
+    let (Some(queue), Some(echoed)) = (asked.reply_to(), asked.headers()) else { return Ok(()) };
     let mut headers = FieldTable::default();
-    for name in [message::CONSUMER, message::ACK_TOKEN] {
-        if let Some(value) = asked.headers().as_ref().and_then(|headers| headers.inner().get(name)) {
+    for name in ["outbox-consumer", "outbox-ack-token"] {
+        if let Some(value) = echoed.inner().get(name) {
             headers.insert(name.into(), value.clone());
         }
     }
-    headers.insert("outbox-ack".into(), AMQPValue::LongString(word.wire().into()));
-    if let Ack::Stale { current } = word {
+    headers.insert("outbox-ack".into(), AMQPValue::LongString(verdict.ack().wire().into()));
+    if let Verdict::Stale { current } = verdict {
         headers.insert("outbox-ack-current".into(), AMQPValue::LongLongInt(current));
     }
-    let properties =
-        BasicProperties::default().with_delivery_mode(2).with_correlation_id(correlation).with_headers(headers);
-    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    let mut properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
+    if let Some(id) = asked.correlation_id() {
+        properties = properties.with_correlation_id(id.clone());
+    }
+    let options = BasicPublishOptions { mandatory: true, immediate: false };
     // One at a time onto the channel; the confirms are waited for together.
-    let sent = replies.lock().await.basic_publish("".into(), queue, options, b"", properties).await?;
+    let sent = replies.lock().await.basic_publish("".into(), queue.clone(), options, b"", properties).await?;
     let confirm = sent.await?;
-    if !confirm.is_ack() {
-        return Err(Error::Unconfirmed);
+    if !confirm.is_ack() || confirm.take_message().is_some() {
+        return Err(std::io::Error::other(format!("the reply queue {queue} did not take a reply")).into());
     }
     Ok(())
 }

@@ -2,7 +2,10 @@
 
 use deadpool_postgres::Pool;
 
+use secrecy::SecretString;
+
 use super::Result;
+use super::consumers::{ANALYTICS, BILLING, SHIPPING};
 use crate::inbox::Inbox;
 use crate::store::Database;
 
@@ -12,16 +15,30 @@ const TABLES: &str = include_str!("stage.sql");
 pub struct Site {
     /// Names everything that belongs to this run.
     pub run: String,
-    /// The consumers that are subscribed to its topic.
-    pub subscribers: &'static [&'static str],
     pub database: Database,
     pub pool: Pool,
+    /// Where the AMQP consumer is, if there is one.
+    pub broker: Option<Way>,
+}
+
+/// How the AMQP consumer is reached.
+#[derive(Clone)]
+pub struct Way {
+    pub url: SecretString,
+    pub queue: String,
 }
 
 impl Site {
-    pub fn new(run: String, subscribers: &'static [&'static str], database: Database) -> Self {
+    pub fn new(run: String, database: Database, broker: Option<SecretString>) -> Self {
         let pool = database.pool(24);
-        Self { run, subscribers, database, pool }
+        let broker = broker.map(|url| Way { url, queue: format!("demo-shipping-{run}") });
+        Self { run, database, pool, broker }
+    }
+
+    /// The consumers that the topic of this run reaches.
+    pub fn subscribers(&self) -> Vec<&'static str> {
+        let shipping = self.broker.as_ref().map(|_| SHIPPING);
+        [BILLING, ANALYTICS].into_iter().chain(shipping).collect()
     }
 
     /// Makes the tables of the run's own; fencepost's must be there. May be run again.
@@ -29,7 +46,7 @@ impl Site {
         let client = self.database.connect().await?;
         client.batch_execute(&format!("-- demo::stage\ncreate schema if not exists {}", self.schema())).await?;
         client.batch_execute(&TABLES.replace("{schema}", &self.schema())).await?;
-        Ok(self.inbox("demo")?.install(&client).await?)
+        Ok(self.inbox(BILLING)?.install(&client).await?)
     }
 
     /// The schema of everything that is not fencepost's.
@@ -37,7 +54,7 @@ impl Site {
         format!("fencepost_demo_{}", self.run)
     }
 
-    /// The inbox of one consumer; all of them are in the same tables.
+    /// The inbox of a consumer that has one.
     pub fn inbox(&self, consumer: &str) -> Result<Inbox> {
         Ok(Inbox::new(&self.schema(), consumer)?)
     }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use super::broker::{self, Found, Node};
-use super::consumers::{ANALYTICS, BILLING, Consumers, SHIPPING};
+use super::broker::{self, Broker, Node};
+use super::consumers::{Consumers, SHIPPING};
 use super::embedded::guardian::Guardian;
 use super::embedded::postgres::{Durability, PrivatePostgres};
 use super::relay::Relay;
@@ -30,12 +30,12 @@ pub struct Stage {
     pub folder: PathBuf,
     pub guardian: std::sync::Mutex<Guardian>,
     private: Option<PrivatePostgres>,
-    pub broker: Found,
+    pub broker: Broker,
 }
 
 impl Stage {
     pub async fn set(url: Option<&SecretString>) -> Result<(Self, Node)> {
-        let broker = tokio::spawn(Found::look());
+        let broker = tokio::spawn(Broker::find());
         let mut private = None;
         let url = match url {
             Some(url) => url.clone(),
@@ -51,9 +51,7 @@ impl Stage {
         schema::migrate(&mut database.connect().await?).await?;
         let (broker, node) =
             broker.await.map_err(|error| Error::io("looking for a broker")(std::io::Error::other(error)))?;
-        let subscribers: &[_] =
-            if broker.url().is_some() { &[BILLING, ANALYTICS, SHIPPING] } else { &[BILLING, ANALYTICS] };
-        let site = Site::new(run, subscribers, database);
+        let site = Site::new(run, database, broker.url());
         site.prepare().await?;
         Ok((Self { site, url, folder, guardian, private, broker }, node))
     }
@@ -61,8 +59,16 @@ impl Stage {
     /// Where the run happens, in a few words.
     pub fn describe(&self) -> String {
         match &self.private {
-            Some(server) => format!("a private PostgreSQL from {}, {}", server.bin().display(), self.broker.name()),
-            None => format!("your database, {}", self.broker.name()),
+            Some(server) => format!("a private PostgreSQL from {}, {}", server.bin().display(), self.broker()),
+            None => format!("your database, {}", self.broker()),
+        }
+    }
+
+    fn broker(&self) -> &'static str {
+        match self.broker {
+            Broker::Private(_) => "a private RabbitMQ",
+            Broker::Yours(_) => "your broker",
+            Broker::None(_) => "no broker",
         }
     }
 
@@ -81,10 +87,11 @@ impl Stage {
                 .query("-- demo::declare\nselect fencepost.declare_consumer($1, $2)", &[&consumer.name(), &spec])
                 .await?;
         }
-        if let Some(broker) = self.broker.address()? {
-            shipping::declare(&broker).await?;
+        if let Some(way) = &self.site.broker {
+            let what = Error::io("cannot declare the queue of the demo's AMQP consumer");
+            shipping::declare(&way.url, &way.queue).await.map_err(|error| what(std::io::Error::other(error)))?;
             let topics = [self.site.kind()];
-            let spec = json!({ "kind": "amqp", "routing_key": SHIPPING, "ack": "required", "topics": topics });
+            let spec = json!({ "kind": "amqp", "routing_key": way.queue, "ack": "required", "topics": topics });
             client.query("-- demo::declare\nselect fencepost.declare_consumer($1, $2)", &[&SHIPPING, &spec]).await?;
             init_replies(self).await?;
         }
@@ -114,9 +121,13 @@ impl Stage {
     pub async fn strike(self) -> Result<()> {
         if self.private.is_none() {
             let mut client = self.site.database.connect().await?;
-            let names: Vec<String> = self.site.subscribers.iter().map(|name| (*name).to_owned()).collect();
+            let names: Vec<String> = self.site.subscribers().into_iter().map(str::to_owned).collect();
             consumers::change_state(&mut client, StateChange::Retire, &names, &reason()).await?;
             client.batch_execute(&format!("-- demo::strike\ndrop schema {} cascade", self.site.schema())).await?;
+        }
+        if let (Broker::Yours(url), Some(way)) = (&self.broker, &self.site.broker) {
+            let what = Error::io("cannot remove the queue of the demo's AMQP consumer");
+            shipping::remove(url, &way.queue).await.map_err(|error| what(std::io::Error::other(error)))?;
         }
         Ok(())
     }

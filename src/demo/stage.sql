@@ -12,7 +12,7 @@ create table if not exists {schema}.receipts (
 );
 
 -- The effects of the consumers that dedup. No unique key: only the inbox keeps one from happening twice.
-create table if not exists {schema}.made (consumer text not null, key text not null);
+create table if not exists {schema}.applied (consumer text not null, key text not null);
 
 -- The numbers of tasks that are submitted in several goes.
 create sequence if not exists {schema}.task_numbers minvalue 0 start 0;

@@ -87,8 +87,9 @@ struct Job {
     name: String,
     kind: String,
     schema: String,
-    subscribers: &'static [&'static str],
     bodies: Arc<Bodies>,
+    /// Whom the topic of the run reaches.
+    subscribers: Vec<&'static str>,
     until: Until,
     tally: Tally,
 }
@@ -141,8 +142,8 @@ impl Crew {
             name: format!("{}worker-{:04x}", site.prefix(), rand::random::<u16>()),
             kind: site.kind(),
             schema: site.schema(),
-            subscribers: site.subscribers,
             bodies: bodies.clone(),
+            subscribers: site.subscribers(),
             until,
             tally: Tally::default(),
         });
@@ -256,7 +257,7 @@ impl Job {
         let effect = |effect: Effect| effect.kind(&body.kind).content_type("application/json");
         let payload = || Payload::Text(body.text.clone());
         let mut effects = vec![effect(Effect::on(&self.kind, payload()))];
-        let mut promised: Vec<_> = self.subscribers.iter().map(|consumer| (1, *consumer)).collect();
+        let mut promised: Vec<(u32, &str)> = self.subscribers.iter().map(|consumer| (1, *consumer)).collect();
         if n.is_multiple_of(10) {
             effects.push(effect(Effect::to(BILLING, payload())));
             promised.push((2, BILLING));

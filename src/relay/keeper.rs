@@ -74,20 +74,19 @@ impl Keeper {
         relays::register(session.client(), self.relay, &self.name).await?;
         let mut renew_at = Instant::now();
         loop {
-            if Instant::now() >= renew_at {
-                renew_at = Instant::now() + self.renew_every;
-                self.renew(session).await?;
-            }
+            self.renew_if_due(&mut renew_at, session).await?;
             self.release_lost(session).await?;
-            let mut look_at = renew_at;
+            let mut wait_for_more = false;
             if !stop.is_cancelled() {
                 let roster = shards::roster(session.client(), self.lease).await?;
                 let share = roster.share_of(self.relay);
                 self.yield_above(share, session).await?;
-                self.take_over(session, &roster, share).await?;
-                if self.held.len() < roster.shards {
-                    look_at = look_at.min(Instant::now() + LOOK_EVERY);
-                }
+                self.take_over(session, &roster, share, &mut renew_at).await?;
+                wait_for_more = self.held.len() < roster.shards;
+            }
+            let mut look_at = renew_at;
+            if wait_for_more {
+                look_at = look_at.min(Instant::now() + LOOK_EVERY);
             }
             if self.held.values().any(|lease| lease.gives_way()) {
                 look_at = look_at.min(Instant::now() + YIELD_LOOK);
@@ -131,6 +130,14 @@ impl Keeper {
         shards::release(session.client(), self.relay, &free).await?;
         tracing::info!(shards = free.len(), "shards handed over");
         Ok(())
+    }
+
+    async fn renew_if_due(&mut self, renew_at: &mut Instant, session: &Session) -> Result<()> {
+        if Instant::now() < *renew_at {
+            return Ok(());
+        }
+        *renew_at = Instant::now() + self.renew_every;
+        self.renew(session).await
     }
 
     async fn renew(&mut self, session: &Session) -> Result<()> {
@@ -181,7 +188,13 @@ impl Keeper {
         Some(lease)
     }
 
-    async fn take_over(&mut self, session: &mut Session, roster: &Roster, share: usize) -> Result<()> {
+    async fn take_over(
+        &mut self,
+        session: &mut Session,
+        roster: &Roster,
+        share: usize,
+        renew_at: &mut Instant,
+    ) -> Result<()> {
         for shard in &roster.claimable {
             self.lose(*shard);
         }
@@ -193,6 +206,8 @@ impl Keeper {
         // Outcomes of our own, from before an outage, come before the sweep that would call them lost.
         self.settler.flush().await;
         for shard in claimable {
+            // Many shards with much to sweep take longer than a lease: those held already must not run out meanwhile.
+            self.renew_if_due(renew_at, session).await?;
             let until = Instant::now() + self.lease;
             let taken = match shards::take(session.client_mut(), shard, self.relay, self.lease).await {
                 Ok(Some(taken)) => taken,

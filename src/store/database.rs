@@ -99,6 +99,10 @@ impl Database {
     /// plaintext must be asked for with `sslmode=disable`.
     pub fn new(url: &SecretString, application_name: &str) -> Result<Self> {
         let text = url.expose_secret();
+        let other_scheme = text.contains("://") && !is_url(text);
+        if other_scheme || !(is_url(text) || text.contains('=')) {
+            return Err(Error::Url("it is not one of PostgreSQL's: write postgresql://user@host/database".into()));
+        }
         let (text, mode, root) = take_tls_options(text);
         let mut config: Config = text.parse().map_err(|e: tokio_postgres::Error| {
             // The message names the option, never its value.
@@ -210,10 +214,13 @@ fn is_local(host: &Host) -> bool {
     }
 }
 
+fn is_url(text: &str) -> bool {
+    text.starts_with("postgres://") || text.starts_with("postgresql://")
+}
+
 /// tokio-postgres does not know libpq's verifying modes: they are read here and taken out of the text.
 fn take_tls_options(text: &str) -> (String, Option<String>, Option<String>) {
-    let is_url = text.starts_with("postgres://") || text.starts_with("postgresql://");
-    let (head, options, separator) = match (is_url, text.split_once('?')) {
+    let (head, options, separator) = match (is_url(text), text.split_once('?')) {
         (true, Some((head, query))) => (head, query, '&'),
         (true, None) => return (text.into(), None, None),
         (false, _) => ("", text, ' '),
@@ -227,7 +234,7 @@ fn take_tls_options(text: &str) -> (String, Option<String>, Option<String>) {
         }
     }
     let rest = rest.join(&separator.to_string());
-    match (is_url, rest.is_empty()) {
+    match (is_url(text), rest.is_empty()) {
         (true, true) => (head.into(), mode, root),
         (true, false) => (format!("{head}?{rest}"), mode, root),
         (false, _) => (rest, mode, root),
@@ -275,6 +282,8 @@ mod tests {
     #[test]
     fn a_bad_url_is_refused_without_its_password() {
         for url in [
+            "nonsense",
+            "mysql://u:hunter2@h/x?a=b",
             "postgresql://u:hunter2@h/x?sslmode=maybe",
             "postgresql://u:hunter2@h/x?nonsense=1",
             "user=u password=hunter2",

@@ -77,7 +77,7 @@ fn statements(oldest: i64) -> Vec<(&'static str, String)> {
             format!(
                 "delete from fencepost.attempts where ctid = any (array(
                      select a.ctid from fencepost.attempts a
-                     where a.at < {CUT}
+                     where a.at < {CUT} and a.effect_id < {oldest}
                        and not exists (select from fencepost.parked p where p.effect_id = a.effect_id and p.consumer_id = a.consumer_id)
                        and not exists (select from fencepost.effects_kept k where k.id = a.effect_id)
                      limit {PAGE}))"

@@ -112,21 +112,22 @@ select count(*) filter (where state <> 'in_doubt'), count(*) filter (where state
     Ok(Swept { retried: row.get::<_, i64>(0).unsigned_abs(), in_doubt: row.get::<_, i64>(1).unsigned_abs(), dead: 0 })
 }
 
-/// Ends attempts from the parking lot that were started and never ended: their relay is gone. Only these count as
-/// deaths of the relay.
+/// Ends attempts from the parking lot that were started and never ended: their relay is gone, or has lost the shard. Only
+/// these count as deaths of the relay, and only where it is another: one that takes its own shard back is alive.
 pub async fn end_interrupted(client: &Client, shard: Shard, epoch: ShardEpoch) -> Result<Swept> {
     let row = client
         .query_one(
             "-- store::end_interrupted
 with guard as (
-    select 1 from fencepost.shards where shard = $1 and epoch = $2 for key share
+    select relay from fencepost.shards where shard = $1 and epoch = $2 for key share
 ), interrupted as (
-    select p.effect_id, p.consumer_id, p.attempts, a.relay, coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold
-    from fencepost.parked p
+    select p.effect_id, p.consumer_id, p.attempts, a.relay, coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold,
+           p.deaths + (a.relay is distinct from g.relay)::integer as deaths, a.relay is distinct from g.relay as died
+    from guard g cross join fencepost.parked p
     join fencepost.attempts a on a.effect_id = p.effect_id and a.consumer_id = p.consumer_id
                               and a.attempt = p.attempts and not a.ended
     left join fencepost.consumers c on c.consumer_id = p.consumer_id
-    where p.shard = $1 and p.attempts > 0 and exists (select 1 from guard)
+    where p.shard = $1 and p.attempts > 0
       and not exists (select 1 from fencepost.attempts z where z.effect_id = p.effect_id
                       and z.consumer_id = p.consumer_id and z.attempt = p.attempts and z.ended)
 ), ended as (
@@ -135,11 +136,12 @@ with guard as (
     on conflict do nothing
 ), swept as (
     update fencepost.parked p
-    set deaths = p.deaths + 1, sent = p.sent + 1,
-        state = case when p.deaths + 1 >= $3 then 'dead' when i.hold then 'in_doubt' else 'retry' end,
-        next_attempt_at = case when p.deaths + 1 >= $3 or i.hold then null else clock_timestamp() end,
-        reason = case when p.deaths + 1 >= $3 then 'the relay died during each of its last attempts'
-                      else 'the relay died during its attempt' end,
+    set deaths = i.deaths, sent = p.sent + 1,
+        state = case when i.deaths >= $3 then 'dead' when i.hold then 'in_doubt' else 'retry' end,
+        next_attempt_at = case when i.deaths >= $3 or i.hold then null else clock_timestamp() end,
+        reason = case when i.deaths >= $3 then 'the relay died during each of its last attempts'
+                      when i.died then 'the relay died during its attempt'
+                      else 'the relay lost its shard during its attempt' end,
         first_failed_at = coalesce(p.first_failed_at, clock_timestamp()),
         first_doubt_at = coalesce(p.first_doubt_at, clock_timestamp())
     from interrupted i where p.effect_id = i.effect_id and p.consumer_id = i.consumer_id

@@ -25,7 +25,7 @@ class Load(threading.Thread):
 
     def run(self):
         while not self.stopped.wait(2):
-            done = compose("run", "--rm", "-T", "submit", "--tasks", "50", check=False)
+            done = compose("run", "--rm", "--no-deps", "-T", "submit", "--tasks", "50", check=False)
             if done.returncode:
                 # A database that restarts refuses: whether the transaction committed is for the ledgers to say.
                 self.refused += 1
@@ -86,7 +86,7 @@ def it_is_closed():
             raise Failed(f"{service} has a secret in its environment")
     if docker("exec", one("relay"), "id", "-u") != "10001":
         raise Failed("the relay runs as root")
-    if docker("exec", one("worker"), "ls", "/run/secrets") != "database-url":
+    if docker("exec", one("worker"), "ls", "/run/secrets").split() != ["broker-url", "database-url"]:
         raise Failed("the worker sees more than its own secret")
 
 
@@ -120,7 +120,7 @@ def the_consumer_is_cut_off():
     waiting = "select count(*) from fencepost.parked where state = 'retry'"
     with Cut("http-consumer", consumer):
         eventually("deliveries wait for the consumer", lambda: int(sql(waiting)) > 0)
-        received = "select count(*) from fencepost_demo_shared.receipts"
+        received = "select count(*) from fencepost_demo_shared.receipts where consumer <> 'demo-shipping'"
         before = sql(received)
         time.sleep(2)
         if sql(received) != before:
@@ -325,7 +325,8 @@ def main():
 
     load = Load()
     try:
-        step("build the image", lambda: compose("build", "relay", seconds=3000))
+        if not os.environ.get("E2E_BUILT"):
+            step("build the image", lambda: compose("build", "relay", seconds=3000))
         step("everything is up", everything_is_up)
         load.start()
         for fault in FAULTS:

@@ -32,7 +32,7 @@ compose_find || skip "$skipped"
 command -v python3 >/dev/null 2>&1 || skip "the test needs python3"
 echo "engine $(docker version --format '{{.Server.Version}}'), $($COMPOSE version | head -n 1)"
 
-export COMPOSE FENCEPOST_IMAGE=fencepost:e2e
+export COMPOSE FENCEPOST_IMAGE="${FENCEPOST_IMAGE:-fencepost:e2e}"
 export E2E_OVERRIDES=tests/compose/test.yml
 # The image that everything is built on tells whether a registry can be reached.
 base=$(sed -n 's/^ARG BASE_IMAGE=//p' Dockerfile)

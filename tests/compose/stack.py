@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = os.environ["COMPOSE"].split()
-PROJECT = "fencepost-e2e"
+PROJECT = os.environ.get("E2E_PROJECT", "fencepost-e2e")
 FILES = ["docker-compose.yml", *os.environ.get("E2E_OVERRIDES", "").split()]
 
 
@@ -35,7 +35,7 @@ def compose(*args, **options):
 
 def cli(*args, check=True):
     """A command of fencepost, as the owner of the database."""
-    return compose("run", "--rm", "-T", "cli", *args, check=check)
+    return compose("run", "--rm", "--no-deps", "-T", "cli", *args, check=check)
 
 
 def answer(*args, code=0):

@@ -19,7 +19,7 @@ async fn old_rows_go_and_what_is_needed_stays() {
          insert into fencepost.lags (shard, consumer_id, from_seq, to_seq) values (3, 1, 6, 7);
          update fencepost.flights set closed_at = clock_timestamp() - interval '2 days' where seq = 0;
          insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, at, token)
-         select e, 1, 1, true, clock_timestamp() - interval '2 days', 'ambiguous' from unnest(array[{waiting}, 77]) e;
+         select e, 1, 1, true, clock_timestamp() - interval '2 days', 'ambiguous' from unnest(array[{waiting}, -1]) e;
          insert into fencepost.parked (effect_id, consumer_id, shard, state) select id, 1, shard, 'dead' from fencepost.effects where id = {waiting};
          insert into fencepost.tasks (task_id, kind, status, claims_left, token, lease_epoch, ended_at)
          values ('gone', 'k', 'failed', 0, 'failed', 2, clock_timestamp() - interval '2 days'),

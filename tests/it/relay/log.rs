@@ -148,7 +148,7 @@ async fn nothing_a_relay_does_scans_the_log() {
     let faulty = Arc::new(AtomicBool::new(true));
     let still = Arc::clone(&faulty);
     receiver.choose(move |request| match request.attempt() {
-        1 => Some(Script::answer(503).into()),
+        1 => Some(Script::answer(503).ack("not-applied").into()),
         2 if still.load(Ordering::SeqCst) => Some(Script::stall()),
         _ => None,
     });

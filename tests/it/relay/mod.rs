@@ -15,7 +15,7 @@ mod shutdown;
 mod standby;
 mod takeover;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -23,7 +23,7 @@ use tokio_postgres::Client;
 use crate::support::db::TestDb;
 use crate::support::eventually;
 use crate::support::process::Process;
-use crate::support::receiver::Receiver;
+use crate::support::receiver::{Receiver, Request};
 
 /// A relay's configuration, as the environment gives it. May be started any number of times.
 #[derive(Clone)]
@@ -112,4 +112,13 @@ pub async fn all_landed(client: &Client) {
         (client.query_one(sql, &[]).await.expect("flights").get::<_, i64>(0) == 0).then_some(())
     })
     .await;
+}
+
+/// How often each key was sent to a consumer.
+pub fn sent(requests: &[Request]) -> HashMap<(String, String), usize> {
+    let mut sent = HashMap::new();
+    for request in requests {
+        *sent.entry((request.header("outbox-consumer").expect("a consumer"), request.key())).or_default() += 1;
+    }
+    sent
 }
