@@ -46,7 +46,14 @@ pub async fn run(
             one::run(database.pinned(pin), options.clone(), reach.clone(), Arc::clone(&health), ending, over.clone())
                 .await;
         watch.abort();
-        ended?;
+        match ended {
+            // Only while it reads what it starts with: a relay that runs waits for its database by itself.
+            Err(error) if error.is_disconnect() => {
+                tracing::warn!(error = %report(&error), "the database went away before the relay began");
+                continue;
+            }
+            ended => ended?,
+        }
         if over.is_cancelled() {
             metrics::counter!("fencepost_histories_total").increment(1);
             tracing::error!(

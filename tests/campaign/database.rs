@@ -191,7 +191,7 @@ impl Database {
                 was_until: row.get(6),
             });
         }
-        for row in client.query("select name, object, detail from fencepost.alarms", &[]).await? {
+        for row in client.query("select name, object, detail from fencepost.alarms where resolved_at is null or name in ('unaccounted', 'unwritable')", &[]).await? {
             self.alarms.push((row.get(0), row.get(1), row.get(2)));
         }
         for row in client.query("select task_id, lease_epoch, token from fencepost.completions", &[]).await? {

@@ -49,7 +49,6 @@ pub async fn heal(stage: &Stage) -> anyhow::Result<()> {
         link.proxy.heal();
     }
     stage.broker.wire.heal();
-    stage.broker.node.lock().await.ctl(&["set_vm_memory_high_watermark", "0.4"]).await?;
     for n in HTTP..PROFILES.len() {
         amqp::flap(&stage.broker.url, PROFILES[n].name, Duration::ZERO).await?;
     }
@@ -192,10 +191,14 @@ async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> any
             node.boot().await?;
         }
         Fault::BrokerAlarm => {
-            let node = stage.broker.node.lock().await;
-            node.ctl(&["set_vm_memory_high_watermark", "0.000001"]).await?;
+            let mut node = stage.broker.node.lock().await;
+            let alarm = node.ctl(&["set_vm_memory_high_watermark", "0.000001"]).await;
             tokio::time::sleep(lasts).await;
-            node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await?;
+            let relief = node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await;
+            if alarm.is_err() || relief.is_err() {
+                // On a busy machine the tool may not end in time. A fresh start knows of no alarm.
+                node.boot().await?;
+            }
         }
         Fault::BrokerCut => stage.broker.wire.reset_all(),
         Fault::BrokerRefused => {

@@ -19,10 +19,11 @@ async fn retries_without_end_do_not_starve_first_tries() {
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({"concurrency": 4, "timeout": "14s"})).await;
     // The consumer works; these effects it cannot apply yet. Each is due again at once.
-    receiver
-        .choose(|request| request.body.starts_with(b"failing").then(|| Script::answer(503).ack("not-applied").into()));
+    receiver.choose(|request| request.header("outbox-type").map(|_| Script::answer(503).ack("not-applied").into()));
     let _relay = Relay::of(&db).set("retry.base", "10ms").set("retry.cap", "20ms").start();
-    emit_many(&client, "c", "failing", FAILING).await;
+    let failing = "select fencepost.emit('[{\"consumer\": \"c\", \"type\": \"failing\", \"payload\": {}}]')
+                   from generate_series(1, $1::int)";
+    client.query(failing, &[&(FAILING as i32)]).await.unwrap();
     eventually("all of them are retried", async || {
         let sql = "select count(*) from fencepost.parked where attempts >= 2";
         (count(&client, sql).await == FAILING as i64).then_some(())

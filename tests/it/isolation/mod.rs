@@ -1,6 +1,7 @@
 //! One consumer in trouble, one relay restarted, one mistake of ours: what the others notice of it, which is nothing.
 //! Counts and conditions decide, never how long something took.
 
+mod claims;
 mod fairness;
 mod lag;
 mod neighbours;

@@ -11,8 +11,7 @@ use crate::support::receiver::{OnAccept, Receiver};
 use crate::support::script::Script;
 
 const HEALTHY: usize = 17;
-/// More than a lane keeps in memory at once.
-const EFFECTS: usize = 600;
+const EFFECTS: usize = 150;
 
 #[tokio::test]
 async fn dead_deaf_and_slow_consumers_delay_nobody_else() {

@@ -9,6 +9,7 @@ use super::counts;
 use crate::relay::{Relay, declare, emit_many, sent};
 use crate::support::PATIENCE;
 use crate::support::db::TestDb;
+use crate::support::postgres_proxy::PostgresProxy;
 use crate::support::receiver::Receiver;
 
 const HELD_BY: &str = "select count(*) from fencepost.shards join fencepost.relays using (relay) where name = ";
@@ -54,4 +55,19 @@ async fn a_rolling_restart_of_three_relays_loses_nothing_and_sends_nothing_twice
     let sent = sent(&receiver.requests());
     let wanted: HashMap<_, _> = keys.into_iter().map(|key| (("c".to_owned(), key), 1)).collect();
     assert_eq!(sent, wanted);
+}
+
+#[tokio::test]
+async fn a_relay_whose_database_goes_away_while_it_starts_waits_for_it() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let receiver = Receiver::start().await;
+    declare(&client, "first-thing-it-reads", &receiver, json!({})).await;
+    let (proxy, url) = PostgresProxy::before_postgres(db.url()).await;
+    proxy.swallow(b"first-thing-it-reads");
+    let mut relay = Relay::at(&url).start();
+    relay.says("the database went away before the relay began").await;
+    assert_eq!(proxy.cuts(), 1);
+    emit_many(&client, "first-thing-it-reads", "x", 10).await;
+    counts(&client, "select count(*) from fencepost.ledger where token = 'applied'", 10).await;
 }
