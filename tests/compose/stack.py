@@ -93,7 +93,8 @@ def eventually(what, look, seconds=90):
 
 def crash(container):
     """SIGKILL from outside the engine, as when the kernel ends it: the engine's restart policy answers for it."""
-    before = inspect(container)
+    before = eventually("it runs", lambda: (now := inspect(container))["State"]["Pid"] and now)
+    # Never 0, which would be ourselves.
     os.kill(before["State"]["Pid"], 9)
     eventually(
         "the engine restarts what crashed",
