@@ -24,7 +24,11 @@ fn print_all() {
     for (name, _) in cases::all() {
         match (collected(name, 0), collected(name, TIMES)) {
             (Some(none), Some(some)) => println!("{name:<24} {:>8} instructions", (some - none) / TIMES),
-            _ => return eprintln!("instructions are counted by valgrind, which is not installed: apt-get install valgrind"),
+            _ => {
+                return eprintln!(
+                    "instructions are counted by valgrind, which is not installed: apt-get install valgrind"
+                );
+            }
         }
     }
 }
@@ -33,7 +37,11 @@ fn print_all() {
 fn collected(name: &str, times: u64) -> Option<u64> {
     let myself = std::env::current_exe().ok()?;
     let mut valgrind = Command::new("valgrind");
-    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(myself).args(["run", name, &times.to_string()]);
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(myself).args([
+        "run",
+        name,
+        &times.to_string(),
+    ]);
     let output = valgrind.output().ok()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok())

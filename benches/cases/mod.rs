@@ -60,7 +60,8 @@ fn headers(secrets: Vec<Secret>) -> Box<dyn Fn()> {
     let template = Template::new("billing", &url, &[], secrets).expect("a template");
     let effect = effect();
     Box::new(move || {
-        let ctx = AttemptContext { effect: &effect, number: 1, now: SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 31) };
+        let ctx =
+            AttemptContext { effect: &effect, number: 1, now: SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 31) };
         let _ = black_box(template.headers(black_box(&ctx)));
     })
 }

@@ -8,11 +8,14 @@ use tracing_subscriber::EnvFilter;
 use super::output::plain;
 use crate::config::LogFormat;
 
+/// Libraries that log what is told elsewhere: lapin logs returned messages whole, payload and ack token included; the
+/// platform's verifier calls every bad certificate an ERROR, which is kept for alarms.
+const QUIET: &str = "lapin=off,rustls_platform_verifier=off";
+
 /// Starts logging to stderr; a second call changes nothing. The level was checked with the configuration.
 pub fn init(format: LogFormat, level: &str) {
-    // The AMQP library logs returned messages whole, payload and ack token included. What it knows is told elsewhere.
-    let level = if level.contains("lapin") { level.to_string() } else { format!("{level},lapin=off") };
-    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info,lapin=off"));
+    let level = if level.contains("lapin") { level.to_string() } else { format!("{level},{QUIET}") };
+    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new(format!("info,{QUIET}")));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // An error here means that logging has been started already.
     let _ = match format {

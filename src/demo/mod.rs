@@ -40,7 +40,7 @@ const KILL_AT: [f64; 2] = [0.25, 0.6];
 /// And at this share a private broker is restarted.
 const RESTART_AT: f64 = 0.45;
 /// Nothing settles for so long: the run is given up and reported as it stands.
-const STALLED: Duration = Duration::from_secs(60);
+const STALLED: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(100);
 
 /// What the demo is asked for.

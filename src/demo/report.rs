@@ -50,7 +50,8 @@ pub struct Report {
 pub struct Check {
     /// Deliveries that committed with their completion.
     pub promised: i64,
-    /// Promised, and not in the consumer's own ledger with the very bytes.
+    /// Promised, ended or unknown to fencepost, and not in the consumer's own ledger with the very bytes. What still waits
+    /// is unfinished.
     pub lost: i64,
     /// In a consumer's ledger without having been promised.
     pub unasked: i64,
@@ -173,7 +174,10 @@ pub(super) async fn check(client: &Client, schema: &str, unfinished: i64) -> Res
                select (select count(*) from {schema}.promised),
                       (select count(*) from {schema}.promised p where not exists (
                           select from {schema}.receipts r
-                          where r.consumer = p.consumer and r.key = p.key and r.body_sha256 = p.body_sha256)),
+                          where r.consumer = p.consumer and r.key = p.key and r.body_sha256 = p.body_sha256)
+                          and not exists (
+                          select from fencepost.deliveries_of(p.key) d
+                          where d.consumer = p.consumer and d.settled_at is null)),
                       (select count(*) from {schema}.receipts r where not exists (
                           select from {schema}.promised p
                           where p.consumer = r.consumer and p.key = r.key and p.body_sha256 = r.body_sha256)),

@@ -1,6 +1,7 @@
 //! One attempt, from the start row it may need to the outcome, and what follows from it.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use deadpool_postgres::Pool;
@@ -37,6 +38,8 @@ pub struct Shared {
     pub retry: RetryOptions,
     /// Deliveries during whose attempts a relay died run one at a time.
     pub suspects: Arc<Semaphore>,
+    /// How many relays share the consumers' rates, by the last look around; at least one.
+    pub relays: Arc<AtomicUsize>,
     /// The grace is over: what is still out will not be waited for.
     pub abandon: CancellationToken,
 }

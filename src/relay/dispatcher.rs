@@ -2,7 +2,9 @@
 //! for another.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -214,9 +216,9 @@ impl State {
                 }
             }
             Command::Serve(served) => {
-                self.gate.set_limits(served.consumer.concurrency, served.consumer.rate, Instant::now());
                 let before = self.ordering();
                 self.served = served;
+                self.share_rate();
                 if self.ordering() != before {
                     self.reorder();
                 }
@@ -446,8 +448,17 @@ impl State {
         });
     }
 
+    /// The rate is a promise of the consumer over all relays: each takes its share.
+    fn share_rate(&mut self) {
+        let relays = u32::try_from(self.shared.relays.load(Relaxed)).unwrap_or(u32::MAX);
+        let consumer = &self.served.consumer;
+        let share = |rate: NonZeroU32| NonZeroU32::new(rate.get() / relays.max(1)).unwrap_or(NonZeroU32::MIN);
+        self.gate.set_limits(consumer.concurrency, consumer.rate.map(share), Instant::now());
+    }
+
     /// What waits too long leaves its flight: its lane lags, and other consumers do not wait for it.
     fn sweep(&mut self) {
+        self.share_rate();
         self.way.note(&self.served.consumer.name, self.served.edge.shut(), &self.shared.pool);
         let shut = self.gate.is_shut_for(self.park_after, Instant::now());
         let late: Vec<Shard> = self

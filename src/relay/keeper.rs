@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -41,6 +42,7 @@ pub struct Keeper {
     pub settler: Settler,
     pub bell: Arc<Doorbell>,
     pub health: Arc<Health>,
+    pub relays: Arc<AtomicUsize>,
     pub reader: mpsc::UnboundedSender<reader::Command>,
     pub held: HashMap<Shard, Arc<ShardLease>>,
 }
@@ -79,6 +81,7 @@ impl Keeper {
             let mut wait_for_more = false;
             if !stop.is_cancelled() {
                 let roster = shards::roster(session.client(), self.lease).await?;
+                self.relays.store(roster.relays.len().max(1), Ordering::Relaxed);
                 let share = roster.share_of(self.relay);
                 self.yield_above(share, session).await?;
                 self.take_over(session, &roster, share, &mut renew_at).await?;

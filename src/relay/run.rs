@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc};
@@ -64,6 +65,7 @@ pub async fn run(
         clock: DatabaseClock::new(now),
         retry: options.retry.clone(),
         suspects: Arc::new(Semaphore::new(1)),
+        relays: Arc::new(AtomicUsize::new(1)),
         abandon: over.child_token(),
     };
     let router = Arc::new(Router::new(
@@ -89,6 +91,7 @@ pub async fn run(
         settler: settler.clone(),
         bell: Arc::clone(&bell),
         health: Arc::clone(&health),
+        relays: Arc::clone(&shared.relays),
         reader: commands,
         held: HashMap::new(),
     };

@@ -113,14 +113,15 @@ pub(super) const EFFECT_COLUMNS: &str = "e.id, e.shard, e.task_id, e.lease_epoch
     extract(epoch from e.deliver_after - clock_timestamp())::float8 as due_in, \
     coalesce(e.expires_at <= clock_timestamp(), false) as expired";
 
-/// New effects of one shard `h` (shard, base): ids in the order of their keys. `id + 0` keeps the planner from walking the primary key.
+/// New effects of one shard `h` (shard, base) above the floor of a rebase, in the order of their ids. `id + 0` keeps the
+/// planner from walking the primary key.
 const NEW_IDS: &str = "select z.id from (
             select e.id from fencepost.effects e where e.shard = h.shard and e.xid >= pg_snapshot_xmax(h.base)
-              and e.id > (select y.log_floor from fencepost.history y)
+              and e.id + 0 > (select y.log_floor from fencepost.history y)
             union all
             select e.id from pg_snapshot_xip(h.base) x
             cross join lateral (select e.id from fencepost.effects e where e.shard = h.shard and e.xid = x
-                                and e.id > (select y.log_floor from fencepost.history y) offset 0) e
+                                and e.id + 0 > (select y.log_floor from fencepost.history y) offset 0) e
         ) z order by z.id + 0";
 
 /// Reads what is new in all `held` shards whose last difference is read through, and opens a flight for each that has

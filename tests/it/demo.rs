@@ -75,7 +75,7 @@ async fn what_the_demo_cannot_use_is_named_with_exit_code_2() {
 /// Starts a demo that stays, and returns the folders it lives in once its report is out.
 async fn staying() -> (Process, Vec<PathBuf>) {
     let mut demo = Process::start(&["demo", "--tasks", "10", "--keep"], &[]);
-    demo.says("Everything keeps running").await;
+    demo.says_within(LONG, "Everything keeps running").await;
     let after =
         |line: &str, mark: &str, end: char| PathBuf::from(line.split_once(mark).unwrap().1.split(end).next().unwrap());
     let server = after(&demo.says("psql").await, "host=", '&');

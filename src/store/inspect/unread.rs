@@ -35,13 +35,13 @@ pub async fn load(client: &impl GenericClient) -> Result<Vec<Unread>> {
                  cross join lateral (
                      (select id, targets, committed_at from fencepost.effects
                       where shard = n.shard and xid >= pg_snapshot_xmax(n.target)
-                        and id > (select log_floor from fencepost.history) order by xid limit $1)
+                        and id + 0 > (select log_floor from fencepost.history) order by xid limit $1)
                      union all
                      (select t.id, t.targets, t.committed_at
                       from pg_snapshot_xip(n.target) as open(xid)
                       cross join lateral (select id, targets, committed_at from fencepost.effects
                                           where shard = n.shard and xid = open.xid
-                                            and id > (select log_floor from fencepost.history) offset 0) t
+                                            and id + 0 > (select log_floor from fencepost.history) offset 0) t
                       limit $1)
                      union all
                      (select id, targets, committed_at from fencepost.effects

@@ -42,12 +42,12 @@ async fn a_rolling_restart_of_three_relays_loses_nothing_and_sends_nothing_twice
     let mut relays: Vec<_> = (0..3).map(|n| start(format!("old-{n}"))).collect();
     counts(&client, "select count(distinct relay) from fencepost.shards", 3).await;
     let mut keys = Vec::new();
-    for n in 0..3 {
+    for (n, relay) in relays.iter_mut().enumerate() {
         keys.extend(emit_many(&client, "c", "before", 200).await);
-        relays[n].signal(Signal::Term);
+        relay.signal(Signal::Term);
         keys.extend(emit_many(&client, "c", "during", 200).await);
-        assert!(relays[n].ended().await.success());
-        relays[n] = start(format!("new-{n}"));
+        assert!(relay.ended().await.success());
+        *relay = start(format!("new-{n}"));
         counts(&client, &format!("{HELD_BY}'old-{n}'"), 0).await;
         keys.extend(emit_many(&client, "c", "after", 200).await);
     }

@@ -124,8 +124,7 @@ async fn nothing_a_relay_does_scans_the_log() {
         .await
         .unwrap();
     let scans = async || {
-        let sql =
-            "select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname ~ '^(effects|ledger)_'";
+        let sql = "select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname ~ '^(effects|ledger)_'";
         // Statistics arrive when a session ends or rests.
         db.client().await.query_one(sql, &[]).await.unwrap().get::<_, i64>(0)
     };

@@ -21,13 +21,18 @@ use std::time::{Duration, Instant};
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Waits until `condition` gives a value; panics with `what` after [`PATIENCE`].
-pub async fn eventually<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
+pub async fn eventually<T>(what: &str, condition: impl AsyncFnMut() -> Option<T>) -> T {
+    eventually_within(PATIENCE, what, condition).await
+}
+
+/// The same for what takes its time.
+pub async fn eventually_within<T>(limit: Duration, what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
         if let Some(value) = condition().await {
             return value;
         }
-        assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(started.elapsed() < limit, "not within {limit:?}: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

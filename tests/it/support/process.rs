@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fencepost::demo::embedded::guardian::{Guarded, Guardian, Signal};
 
-use super::{PATIENCE, eventually};
+use super::{PATIENCE, eventually_within};
 
 /// A running `fencepost`, with all it says in one file.
 pub struct Process {
@@ -47,8 +47,13 @@ impl Process {
 
     /// Waits until the log has a line that contains `text`.
     pub async fn says(&mut self, text: &str) -> String {
+        self.says_within(PATIENCE, text).await
+    }
+
+    /// The same for what takes its time.
+    pub async fn says_within(&mut self, limit: Duration, text: &str) -> String {
         let what = format!("the process says {text:?}");
-        eventually(&what, async || {
+        eventually_within(limit, &what, async || {
             let log = self.log();
             let line = log.lines().find(|line| line.contains(text)).map(str::to_owned);
             if line.is_none() {
