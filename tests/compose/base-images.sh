@@ -12,7 +12,8 @@
 set -eu
 cd "$(dirname "$0")"
 suite=bookworm
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+# The mirror this machine's own apt uses, unless another is named.
+mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(SITE)' 2>/dev/null | head -n 1)}
 
 has() {
     docker image inspect "fencepost-test/$1" >/dev/null 2>&1
