@@ -44,7 +44,9 @@ pub async fn run(global: &Global, args: Args) -> anyhow::Result<Exit> {
 }
 
 fn render(proof: &Proof) -> String {
-    let mut text = format!("from {} up to {}\n\n", proof.since, proof.until);
+    let since = if proof.since == "-infinity" { "the beginning" } else { &proof.since };
+    let until = if proof.until == "infinity" { "now" } else { &proof.until };
+    let mut text = format!("from {since} up to {until}\n\n");
     for (what, tokens) in [
         ("completions", &proof.completions),
         ("deliveries ended", &proof.ended),

@@ -313,9 +313,13 @@ pub(super) fn write_private(path: &Path, text: &str, owner: Option<Owner>) -> Re
     }
 }
 
+/// A port nobody listens on, below those the system gives to outgoing connections: a server that restarts would find one
+/// of these taken, even by a client that tries to reach it meanwhile.
 pub(super) fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("no free port on 127.0.0.1"))?;
-    Ok(listener.local_addr().map_err(Error::io("no free port on 127.0.0.1"))?.port())
+    let bind = || TcpListener::bind(("127.0.0.1", rand::random_range(10_000..32_000)));
+    let found = (0..100).find_map(|_| bind().and_then(|listener| listener.local_addr()).ok());
+    let none = Error::io("no free port on 127.0.0.1");
+    found.map(|address| address.port()).ok_or_else(|| none(std::io::ErrorKind::AddrInUse.into()))
 }
 
 pub(super) fn tail(text: &str) -> String {
