@@ -76,9 +76,12 @@ async fn facts_a_failover_forgot_are_asked_for_again() {
     let receiver = Receiver::start().await;
     let rig = Rig::new(&http("shop", &receiver.url(), "")).await;
     let _relay = rig.relay().await;
+    // Before the effect: it is sent at once.
+    receiver.on_key_in_turn(
+        "task:1",
+        [Script::answer(200).ack("applied").into(), Script::answer(200).ack("duplicate").into()],
+    );
     let key = rig.emit("task", "shop").await;
-    receiver
-        .on_key_in_turn(&key, [Script::answer(200).ack("applied").into(), Script::answer(200).ack("duplicate").into()]);
     rig.becomes(&key, "shop", "applied").await;
     rig.rests().await;
     // As on a standby that had the flight, for whose commit the relay waits, and not yet what closed it.
@@ -110,6 +113,7 @@ async fn every_session_of_a_relay_may_end_at_any_moment() {
         rig.emit(&format!("retry-{n}"), "shop").await;
         rig.emit(&format!("hold-{n}"), "bank").await;
         if n % 10 == 5 {
+            rig.counts("select least(count(*), 4) from pg_stat_activity where datname = current_database() and application_name like 'fencepost%' and application_name <> 'fencepost test'", 4).await;
             killed += rig
                 .count("select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database() and application_name like 'fencepost%' and application_name <> 'fencepost test'")
                 .await;
