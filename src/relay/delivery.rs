@@ -168,10 +168,6 @@ impl ByteBudget {
     pub fn deliveries(&self) -> usize {
         self.inner.deliveries.load(Ordering::Acquire)
     }
-
-    pub fn used(&self) -> u64 {
-        self.inner.used.load(Ordering::Acquire)
-    }
 }
 
 impl Drop for Charge {

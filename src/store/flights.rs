@@ -45,6 +45,22 @@ pub async fn open_under(client: &Client, shard: Shard, epoch: ShardEpoch, after:
     Ok(rows.iter().map(|row| FlightSeq(row.get(0))).collect())
 }
 
+/// Whether the first attempt of effect `e` at `consumer` was started and its end is not known.
+pub(super) fn first_try_is_open(consumer: &str) -> String {
+    format!(
+        "exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = {consumer}
+                 and a.attempt = 1 and not a.ended)
+         and not exists (select 1 from fencepost.attempts z where z.effect_id = e.id and z.consumer_id = {consumer}
+                         and z.attempt = 1 and z.ended and z.token <> 'ambiguous')"
+    )
+}
+
+/// Ends the first attempt of what was `told` to have been tried: nobody knows more.
+pub(super) const END_TRIED: &str =
+    "insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, relay, token)
+    select id, consumer_id, 1, true, relay, 'lost' from told where tried
+    on conflict do nothing";
+
 /// Closes one flight of a predecessor as `lost` and parks each of its deliveries that has neither fact nor parked row.
 ///
 /// At a `retry` edge such a delivery has an attempt `lost` and is tried again; so has one behind another of its key,
@@ -52,6 +68,7 @@ pub async fn open_under(client: &Client, shard: Shard, epoch: ShardEpoch, after:
 /// where its attempt had a start row of its own: the flight alone does not say that anything left. What is scheduled for
 /// later was not tried and waits for its time.
 pub async fn close_lost(client: &Client, shard: Shard, seq: FlightSeq, epoch: ShardEpoch) -> Result<Swept> {
+    let started = first_try_is_open("t.consumer_id");
     let sql = format!(
         "-- store::close_lost
 with guard as (
@@ -64,10 +81,7 @@ with guard as (
            case when e.deliver_after > clock_timestamp() then e.deliver_after end as due_at,
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold,
-           exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = t.consumer_id
-                   and a.attempt = 1 and not a.ended)
-           and not exists (select 1 from fencepost.attempts z where z.effect_id = e.id and z.consumer_id = t.consumer_id
-                           and z.attempt = 1 and z.ended and z.token <> 'ambiguous') as started
+           {started} as started
     from f cross join lateral ({FLIGHT_IDS}) m
     cross join lateral ({EFFECT_OF_M}) e
     cross join lateral unnest(e.targets) as t (consumer_id)
@@ -86,9 +100,7 @@ with guard as (
            t.started or (not t.hold and t.due_at is null) as tried
     from turn t
 ), ended as (
-    insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, relay, token)
-    select id, consumer_id, 1, true, relay, 'lost' from told where tried
-    on conflict do nothing
+    {END_TRIED}
 ), parked as (
     insert into fencepost.parked (effect_id, consumer_id, shard, ordering_key, state, attempts, sent, next_attempt_at, reason,
                                   first_failed_at, first_doubt_at)

@@ -6,6 +6,7 @@
 use tokio_postgres::Client;
 
 use super::Result;
+use super::flights::{END_TRIED, first_try_is_open};
 use super::log::{EFFECT_COLUMNS, EFFECT_OF_M, FLIGHT_IDS, ReadEffect, read_effect};
 use crate::model::key::{ConsumerId, FlightSeq, Shard, ShardEpoch};
 
@@ -101,6 +102,7 @@ order by o.seq, e.id"
 /// After a takeover: what was out of marked pages counts as lost attempts and is parked, as with a lost flight; the
 /// ranges begin after them. Returns how many deliveries were parked.
 pub async fn end_pages(client: &Client, shard: Shard, epoch: ShardEpoch) -> Result<u64> {
+    let started = first_try_is_open("g.consumer_id");
     let sql = format!(
         "-- store::end_lag_pages
 with held as (
@@ -112,10 +114,7 @@ with held as (
     select e.id, e.shard, g.consumer_id, f.relay,
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold,
-           exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = g.consumer_id
-                   and a.attempt = 1 and not a.ended)
-           and not exists (select 1 from fencepost.attempts z where z.effect_id = e.id and z.consumer_id = g.consumer_id
-                           and z.attempt = 1 and z.ended and z.token <> 'ambiguous') as started
+           {started} as started
     from marked g
     join fencepost.flights f on f.shard = $1 and f.seq between g.from_seq and g.draining_to and f.first_id is not null
     cross join lateral ({FLIGHT_IDS}) m
@@ -133,9 +132,7 @@ with held as (
            t.started or not t.hold as tried
     from turn t
 ), ended as (
-    insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, relay, token)
-    select id, consumer_id, 1, true, relay, 'lost' from told where tried
-    on conflict do nothing
+    {END_TRIED}
 ), parked as (
     insert into fencepost.parked (effect_id, consumer_id, shard, ordering_key, state, attempts, sent, next_attempt_at, reason,
                                   first_failed_at, first_doubt_at)
