@@ -256,8 +256,9 @@ impl State {
             // Its shard was lost on the way here, and the delivery with it.
             return;
         };
-        let crowded =
-            lane.fresh_len() >= QUEUE_KEPT && lane.oldest_fresh().is_some_and(|since| since.elapsed() > LAGGING_AFTER);
+        let crowded = lane.is_clogged()
+            || (lane.fresh_len() >= QUEUE_KEPT
+                && lane.oldest_fresh().is_some_and(|since| since.elapsed() > LAGGING_AFTER));
         let fresh = !delivery.is_parked();
         match lane.offer(delivery) {
             Offer::Queued if fresh && (shut || crowded) => self.fall_behind(shard),
@@ -467,7 +468,8 @@ impl State {
             .filter(|(_, (_, lane))| {
                 lane.oldest_fresh().is_some_and(|since| {
                     let age = since.elapsed();
-                    shut || age > self.park_after || (age > LAGGING_AFTER && lane.fresh_len() > QUEUE_KEPT)
+                    let crowded = age > LAGGING_AFTER && lane.fresh_len() > QUEUE_KEPT;
+                    shut || crowded || age > self.park_after || lane.is_clogged()
                 })
             })
             .map(|(shard, _)| *shard)

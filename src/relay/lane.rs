@@ -14,6 +14,9 @@ use crate::mutant::{self, Mutant};
 use crate::store::lags::Range;
 use crate::store::parking::Turn;
 
+/// Keys of a lane that may wait in the parking lot, each known here; with more the lane lags.
+pub const BLOCKED_KEYS_MAX: usize = 10_000;
+
 /// The queues of one consumer in one shard.
 #[derive(Debug)]
 pub struct Lane {
@@ -21,6 +24,10 @@ pub struct Lane {
     fresh: VecDeque<Delivery>,
     retries: VecDeque<Delivery>,
     keys: HashMap<String, Key>,
+    /// Deliveries behind others of their key.
+    behind: usize,
+    /// Keys with a delivery in the parking lot.
+    blocked_keys: usize,
     changes: u64,
     lag: Option<Lag>,
     /// Every fresh delivery of this lane that is not settled holds a clone.
@@ -49,6 +56,26 @@ struct Key {
     touched: u64,
 }
 
+impl Key {
+    fn park(&mut self, more: u64, blocked_keys: &mut usize) {
+        self.set_parked(self.parked + more, blocked_keys);
+    }
+
+    fn unpark(&mut self, blocked_keys: &mut usize) {
+        self.set_parked(self.parked.saturating_sub(1), blocked_keys);
+    }
+
+    /// Keeps the lane's count of keys that wait.
+    fn set_parked(&mut self, parked: u64, blocked_keys: &mut usize) {
+        match (self.parked, parked) {
+            (0, 1..) => *blocked_keys += 1,
+            (1.., 0) => *blocked_keys -= 1,
+            _ => {}
+        }
+        self.parked = parked;
+    }
+}
+
 /// What becomes of a delivery that is offered to a lane.
 #[derive(Debug)]
 pub enum Offer {
@@ -61,9 +88,11 @@ pub enum Offer {
 
 impl Lane {
     pub fn new(ordering: Ordering, parked: impl IntoIterator<Item = (String, u64)>) -> Self {
-        let keys = parked.into_iter().map(|(key, parked)| (key, Key { parked, ..Key::default() })).collect();
+        let keys: HashMap<_, _> =
+            parked.into_iter().map(|(key, parked)| (key, Key { parked, ..Key::default() })).collect();
+        let blocked_keys = keys.values().filter(|key| key.parked > 0).count();
         let (fresh, retries) = (VecDeque::new(), VecDeque::new());
-        Self { ordering, fresh, retries, keys, changes: 0, lag: None, fresh_out: Arc::new(()) }
+        Self { ordering, fresh, retries, keys, behind: 0, blocked_keys, changes: 0, lag: None, fresh_out: Arc::new(()) }
     }
 
     /// The range a predecessor left.
@@ -98,7 +127,7 @@ impl Lane {
         key.touched = stamp;
         match delivery.origin {
             // One that was scheduled counts among those that wait only from now on.
-            Origin::Parked { turn: Turn::Scheduled, .. } => key.parked += 1,
+            Origin::Parked { turn: Turn::Scheduled, .. } => key.park(1, &mut self.blocked_keys),
             Origin::Parked { .. } => {}
             Origin::Flight(_) if key.parked > 0 && !mutant::is(Mutant::OrderIgnoredAfterSpill) => {
                 return Offer::Blocked(delivery);
@@ -107,6 +136,7 @@ impl Lane {
         }
         if key.busy {
             key.behind.push_back(delivery);
+            self.behind += 1;
         } else {
             key.busy = true;
             self.enqueue(delivery);
@@ -139,10 +169,13 @@ impl Lane {
         let Some(key) = self.keys.get_mut(text) else { return };
         key.touched = stamp;
         if was_parked == WasParked::Yes {
-            key.parked = key.parked.saturating_sub(1);
+            key.unpark(&mut self.blocked_keys);
         }
         match key.behind.pop_front() {
-            Some(next) => self.enqueue(next),
+            Some(next) => {
+                self.behind -= 1;
+                self.enqueue(next);
+            }
             None => self.rest(text),
         }
     }
@@ -156,17 +189,18 @@ impl Lane {
         key.touched = stamp;
         key.busy = false;
         if mutant::is(Mutant::KeyFreedByDoubt) {
-            key.parked = 0;
+            key.set_parked(0, &mut self.blocked_keys);
         }
         match (was_parked, state) {
             // Scheduled for later it blocks nobody.
-            (WasParked::Yes, Waiting::Scheduled) => key.parked = key.parked.saturating_sub(1),
+            (WasParked::Yes, Waiting::Scheduled) => key.unpark(&mut self.blocked_keys),
             (WasParked::No, Waiting::Scheduled) | (WasParked::Yes, _) => {}
             (WasParked::No, _) if mutant::is(Mutant::KeyFreedByDoubt) => {}
-            (WasParked::No, _) => key.parked += 1,
+            (WasParked::No, _) => key.park(1, &mut self.blocked_keys),
         }
         if key.parked == 0 {
             if let Some(next) = key.behind.pop_front() {
+                self.behind -= 1;
                 key.busy = true;
                 self.enqueue(next);
             } else {
@@ -175,10 +209,11 @@ impl Lane {
             return Vec::new();
         }
         let behind = std::mem::take(&mut key.behind);
+        self.behind -= behind.len();
         // Those already parked keep their rows and are brought again; the others need one.
         let (parked, fresh): (Vec<_>, Vec<_>) = behind.into_iter().partition(Delivery::is_parked);
         drop(parked);
-        key.parked += fresh.len() as u64;
+        key.park(fresh.len() as u64, &mut self.blocked_keys);
         fresh
     }
 
@@ -186,7 +221,7 @@ impl Lane {
     pub fn blocked(&mut self, key: Option<&str>) {
         let stamp = self.stamp();
         if let Some(key) = key.and_then(|key| self.keys.get_mut(key)) {
-            key.parked += 1;
+            key.park(1, &mut self.blocked_keys);
             key.touched = stamp;
         }
     }
@@ -201,14 +236,14 @@ impl Lane {
     pub fn recount(&mut self, asked: u64, counted: &HashMap<String, u64>) {
         for (text, key) in &mut self.keys {
             if key.touched <= asked && !key.busy {
-                key.parked = counted.get(text).copied().unwrap_or(0);
+                key.set_parked(counted.get(text).copied().unwrap_or(0), &mut self.blocked_keys);
             }
         }
         self.keys.retain(|_, key| key.busy || key.parked > 0);
     }
 
     pub fn fresh_len(&self) -> usize {
-        self.fresh.len() + self.keys.values().map(|key| key.behind.len()).sum::<usize>()
+        self.fresh.len() + self.behind
     }
 
     pub fn retries_len(&self) -> usize {
@@ -227,6 +262,7 @@ impl Lane {
     pub fn reorder(&mut self, ordering: Ordering) {
         self.ordering = ordering;
         self.keys.clear();
+        (self.behind, self.blocked_keys) = (0, 0);
         self.stamp();
     }
 
@@ -234,7 +270,9 @@ impl Lane {
     pub fn drop_retries(&mut self) {
         self.retries.clear();
         for key in self.keys.values_mut() {
+            let before = key.behind.len();
             key.behind.retain(|delivery| !delivery.is_parked());
+            self.behind -= before - key.behind.len();
         }
     }
 
@@ -252,7 +290,16 @@ impl Lane {
         for key in self.keys.values_mut() {
             let (parked, fresh): (Vec<_>, Vec<_>) = key.behind.drain(..).partition(Delivery::is_parked);
             key.behind.extend(parked);
+            self.behind -= fresh.len();
             out.extend(fresh);
+            // One that waited behind what is gone is next, or nothing would ever call it.
+            if !key.busy
+                && let Some(next) = key.behind.pop_front()
+            {
+                self.behind -= 1;
+                key.busy = true;
+                self.retries.push_back(next);
+            }
         }
         self.keys.retain(|_, key| key.busy || key.parked > 0 || !key.behind.is_empty());
         let (log, page): (Vec<_>, Vec<_>) = out.into_iter().partition(|d| d.flight_kind() == Some(FlightKind::Log));
@@ -270,6 +317,11 @@ impl Lane {
             lag.to = lag.to.max(to);
         }
         log
+    }
+
+    /// Whether so many keys wait in the parking lot that no more may be known.
+    pub fn is_clogged(&self) -> bool {
+        self.blocked_keys >= BLOCKED_KEYS_MAX
     }
 
     /// Whether flights were left unread.
@@ -290,7 +342,7 @@ impl Lane {
                 self.lag = None;
             }
         }
-        self.lag.is_some()
+        self.lag.is_some() && !self.is_clogged()
     }
 
     /// A page was read: everything up to this flight is in hand, or was settled before.

@@ -229,3 +229,36 @@ fn falling_behind_frees_the_keys_of_what_was_not_sent() {
     assert!(lane.keys.is_empty());
     assert!(lane.wants_page());
 }
+
+#[test]
+fn one_from_the_parking_lot_is_not_stranded_behind_what_fell_behind() {
+    let mut lane = Lane::new(Ordering::Key, []);
+    let _ = lane.offer(fresh(1, "a"));
+    let _ = lane.offer(parked(2, "a", Turn::Scheduled));
+    assert!(lane.next_retry().is_none(), "its key is busy");
+    assert_eq!(ids(&lane.fall_behind()), [1]);
+    assert_eq!(lane.next_retry().map(|delivery| delivery.effect.id.0), Some(2));
+    lane.ended(Some("a"), WasParked::Yes);
+    assert!(lane.keys.is_empty());
+    assert_eq!(lane.fresh_len(), 0);
+}
+
+#[test]
+fn a_lane_that_knows_of_too_many_blocked_keys_reads_no_further() {
+    let blocked = |keys: usize| (0..keys).map(|n| (format!("k{n}"), 1));
+    let range = Some(Range { from: FlightSeq(3), to: FlightSeq(9) });
+    let mut lane = Lane::new(Ordering::Key, blocked(BLOCKED_KEYS_MAX - 1)).with_lag(range);
+    assert!(lane.wants_page());
+    let _ = lane.offer(of_flight(1, "one more", FlightKind::Page, 4));
+    drop(lane.next_fresh());
+    assert!(lane.parked(Some("one more"), WasParked::No, Waiting::Retry).is_empty());
+    assert!(lane.is_clogged());
+    assert!(!lane.wants_page(), "what it leaves unread stays unread");
+    let _ = lane.offer(parked(2, "k0", Turn::Again));
+    lane.ended(Some("k0"), WasParked::Yes);
+    assert!(!lane.is_clogged());
+    assert!(lane.wants_page());
+    let asked = lane.changes();
+    lane.recount(asked, &HashMap::new());
+    assert_eq!(lane.blocked_keys, 0, "a count that an operator changed");
+}

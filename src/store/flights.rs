@@ -3,7 +3,8 @@
 use tokio_postgres::Client;
 
 use super::Result;
-use super::log::{EFFECT_OF_M, FLIGHT_IDS};
+use super::effects::EFFECT_OF_M;
+use super::log::FLIGHT_IDS;
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 
 /// What closing lost flights or ending interrupted attempts came to.
@@ -74,7 +75,7 @@ pub async fn close_lost(client: &Client, shard: Shard, seq: FlightSeq, epoch: Sh
 with guard as (
     select 1 from fencepost.shards where shard = $1 and epoch = $3 for key share
 ), f as (
-    select shard, seq, relay, base, target, first_id, last_id from fencepost.flights
+    select shard, seq, relay, base, target, first_id, last_id, deliveries from fencepost.flights
     where shard = $1 and seq = $2 and token is null and exists (select 1 from guard)
 ), missing as (
     select e.id, e.shard, t.consumer_id, f.relay,

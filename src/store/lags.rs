@@ -6,8 +6,9 @@
 use tokio_postgres::Client;
 
 use super::Result;
+use super::effects::{EFFECT_COLUMNS, EFFECT_OF_M, ReadEffect, read_effect};
 use super::flights::{END_TRIED, first_try_is_open};
-use super::log::{EFFECT_COLUMNS, EFFECT_OF_M, FLIGHT_IDS, ReadEffect, read_effect};
+use super::log::FLIGHT_IDS;
 use crate::model::key::{ConsumerId, FlightSeq, Shard, ShardEpoch};
 
 /// The flights one lane still has to read, both ends included.
@@ -64,13 +65,13 @@ with held as (
     select g.from_seq, g.to_seq from fencepost.lags g
     where g.shard = $1 and g.consumer_id = $2 and exists (select 1 from held)
 ), candidates as materialized (
-    select f.shard, f.seq, f.base, f.target, f.first_id, f.last_id, sum(f.deliveries) over (order by f.seq) as run
+    select f.shard, f.seq, f.base, f.target, f.first_id, f.last_id, f.deliveries, sum(f.deliveries) over (order by f.seq) as run
     from range r cross join lateral (
         select shard, seq, base, target, first_id, last_id, deliveries from fencepost.flights f
         where f.shard = $1 and f.seq between r.from_seq and r.to_seq and f.first_id is not null order by f.seq limit $4
     ) f
 ), chosen as materialized (
-    select c.shard, c.seq, c.base, c.target, c.first_id, c.last_id from candidates c
+    select c.shard, c.seq, c.base, c.target, c.first_id, c.last_id, c.deliveries from candidates c
     where c.run <= $5 or c.seq = (select min(seq) from candidates)
 ), marked as (
     update fencepost.lags g set draining_to = coalesce((select max(seq) from chosen), g.to_seq)
@@ -84,7 +85,7 @@ with held as (
       and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = $2)
       and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = $2)
 )
-select d.draining_to, o.seq, e.*
+select e.*, d.draining_to, o.seq
 from marked d left join owed o on true
 left join lateral (select {EFFECT_COLUMNS} from (select o.id) m cross join lateral ({EFFECT_OF_M}) e) e on true
 order by o.seq, e.id"
@@ -93,7 +94,7 @@ order by o.seq, e.id"
         client.query(&sql, &[&lane.shard.0, &lane.consumer.0, &lane.epoch.0, &size.flights, &size.deliveries]).await?;
     let Some(first) = rows.first() else { return Ok(None) };
     let mut page = Page { up_to: FlightSeq(first.get("draining_to")), effects: Vec::new() };
-    for row in rows.iter().filter(|row| row.get::<_, Option<i64>>("id").is_some()) {
+    for row in rows.iter().filter(|row| row.get::<_, Option<i64>>(0).is_some()) {
         page.effects.push(read_effect(row)?);
     }
     Ok(Some(page))

@@ -5,16 +5,15 @@
 //! in it. One predicate with OR would scan the log at every poll.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use bytes::Bytes;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use super::effects::{EFFECT_COLUMNS, EFFECT_OF_M, EFFECT_WIDTH, ReadEffect, read_effect};
 use super::session::Session;
 use super::{Error, Result};
-use crate::model::effect::Effect;
-use crate::model::key::{ConsumerId, EffectId, EffectKey, FlightSeq, LeaseEpoch, Shard, ShardEpoch, TaskId};
+use crate::model::key::{EffectId, FlightSeq, Shard, ShardEpoch};
 use crate::mutant::{self, Mutant};
 
 /// A `pg_snapshot` in PostgreSQL's own text.
@@ -58,15 +57,6 @@ pub struct PageLimits {
     pub bytes: u64,
 }
 
-/// An effect with what the database's clock said of it when it was read.
-#[derive(Clone, Debug)]
-pub struct ReadEffect {
-    pub effect: Effect,
-    /// How long it still has to wait for its `deliver_after`.
-    pub due_in: Option<Duration>,
-    pub expired: bool,
-}
-
 /// A flight that was just opened, durably.
 #[derive(Clone, Debug)]
 pub struct OpenedFlight {
@@ -105,13 +95,6 @@ impl Position {
         FlightSeq(self.seq.0 + 1)
     }
 }
-
-/// The columns of [`effect_from_row`], of an effect called `e`.
-pub(super) const EFFECT_COLUMNS: &str = "e.id, e.shard, e.task_id, e.lease_epoch, e.position, e.targets, e.topic, \
-    e.type, e.schema_version, e.content_type, e.headers, e.ordering_key, e.traceparent, e.payload, e.sha256, \
-    e.committed_at, e.deliver_after, e.expires_at, \
-    extract(epoch from e.deliver_after - clock_timestamp())::float8 as due_in, \
-    coalesce(e.expires_at <= clock_timestamp(), false) as expired";
 
 /// New effects of one shard `h` (shard, base) above the floor of a rebase, in the order of their ids. `id + 0` keeps the
 /// planner from walking the primary key.
@@ -195,9 +178,9 @@ with held as (
            max(p.n) < max(p.found), sum(p.deliveries)
     from page p group by p.shard, p.seq, p.epoch
     on conflict (shard, seq) do nothing
-    returning shard, seq, base, target, last_id, partial
+    returning shard, seq, base::text, target::text, last_id, partial
 )
-select p.shard as in_shard, o.seq, o.base::text, o.target::text, o.last_id, o.partial, clock_timestamp() as now, {EFFECT_COLUMNS}
+select {EFFECT_COLUMNS}, p.shard as in_shard, o.seq, o.base, o.target, o.last_id, o.partial, clock_timestamp() as now
 from page p
 left join opened o on o.shard = p.shard
 left join lateral (select * from fencepost.effects e where e.id = p.id and o.shard is not null offset 0) e on true
@@ -258,9 +241,9 @@ with sized as materialized (
            min(p.id), max(p.id), $10::bool or max(p.n) < max(p.found), sum(p.deliveries)
     from page p having count(*) > 0
     on conflict (shard, seq) do nothing
-    returning shard, seq, base, target, last_id, partial
+    returning shard, seq, base::text, target::text, last_id, partial
 )
-select $1::smallint as in_shard, o.seq, o.base::text, o.target::text, o.last_id, o.partial, clock_timestamp() as now, {EFFECT_COLUMNS}
+select {EFFECT_COLUMNS}, $1::smallint as in_shard, o.seq, o.base, o.target, o.last_id, o.partial, clock_timestamp() as now
 from page p
 left join opened o on true
 left join lateral (select * from fencepost.effects e where e.id = p.id and o.shard is not null offset 0) e on true
@@ -361,7 +344,7 @@ pub async fn adopt(session: &Session, held: &Held, opener: Opener) -> Result<Opt
     let position = Position::from_row(row.get(0), row.get(1), row.get(2), row.get(3), row.get(4));
     let sql = format!(
         "-- store::flight_effects
-select f.shard as in_shard, f.seq, f.base::text, f.target::text, f.last_id, f.partial, clock_timestamp() as now, {EFFECT_COLUMNS}
+select {EFFECT_COLUMNS}
 from fencepost.flights f cross join lateral ({FLIGHT_IDS}) m cross join lateral ({EFFECT_OF_M}) e
 where f.shard = $1 and f.seq = $2 order by e.id"
     );
@@ -373,24 +356,28 @@ where f.shard = $1 and f.seq = $2 order by e.id"
     Ok(Some(OpenedFlight { shard: held.shard, position, effects }))
 }
 
-/// The effect with the id of `m`, wherever it is: its segment may have been dropped, or be about to be.
-pub(super) const EFFECT_OF_M: &str = "select * from fencepost.effects x where x.id = m.id
-    union all select * from fencepost.effects_kept k where k.id = m.id limit 1";
-
-/// The ids a flight `f` covers: its page of the difference between its two snapshots.
-pub(super) const FLIGHT_IDS: &str = "select z.id from (
+/// The ids a flight `f` covers: its page of the difference between its two snapshots. Where its ids lie close together
+/// they are walked, since the pages of a large difference share their snapshots, and each would enumerate all of it;
+/// otherwise the difference is enumerated, since a late commit's ids may lie anywhere. `shard + 0` keeps the planner
+/// from walking the shard.
+pub(super) const FLIGHT_IDS: &str = "select e.id from fencepost.effects e
+    where f.last_id - f.first_id <= 128 * f.deliveries and e.id between f.first_id and f.last_id and e.shard + 0 = f.shard
+      and pg_visible_in_snapshot(e.xid, f.target) and not pg_visible_in_snapshot(e.xid, f.base)
+    union all
     select e.id from fencepost.effects e
-    where e.shard = f.shard and e.xid >= pg_snapshot_xmax(f.base) and e.xid < pg_snapshot_xmax(f.target)
-      and pg_visible_in_snapshot(e.xid, f.target)
+    where f.last_id - f.first_id > 128 * f.deliveries
+      and e.shard = f.shard and e.xid >= pg_snapshot_xmax(f.base) and e.xid < pg_snapshot_xmax(f.target)
+      and pg_visible_in_snapshot(e.xid, f.target) and e.id + 0 between f.first_id and f.last_id
     union all
     select e.id from pg_snapshot_xip(f.base) x
     cross join lateral (select e.id from fencepost.effects e where e.shard = f.shard and e.xid = x offset 0) e
-    where pg_visible_in_snapshot(x, f.target)
-    union
+    where f.last_id - f.first_id > 128 * f.deliveries
+      and pg_visible_in_snapshot(x, f.target) and e.id + 0 between f.first_id and f.last_id
+    union all
     select k.id from fencepost.effects_kept k
     where k.shard = f.shard and k.id between f.first_id and f.last_id
       and pg_visible_in_snapshot(k.xid, f.target) and not pg_visible_in_snapshot(k.xid, f.base)
-) z where z.id between f.first_id and f.last_id";
+      and not exists (select from fencepost.effects e where e.id = k.id)";
 
 fn unflushed() -> Error {
     Error::Corrupt("the flight's commit was answered with a warning: it may not be on the synchronous standby".into())
@@ -403,8 +390,8 @@ fn reading_from_rows(session: &Session, warnings_before: u64, rows: &[Row]) -> R
     let mut reading = Reading { now: rows.first().map(|row| row.get("now")), ..Reading::default() };
     let mut flights: BTreeMap<i16, OpenedFlight> = BTreeMap::new();
     for row in rows {
-        let shard: i16 = row.get("in_shard");
-        let Some(seq) = row.get::<_, Option<i64>>("seq") else {
+        let shard: i16 = row.get(EFFECT_WIDTH);
+        let Some(seq) = row.get::<_, Option<i64>>(EFFECT_WIDTH + 1) else {
             if reading.lost.last() != Some(&Shard(shard)) {
                 reading.lost.push(Shard(shard));
             }
@@ -425,48 +412,4 @@ fn reading_from_rows(session: &Session, warnings_before: u64, rows: &[Row]) -> R
     }
     reading.opened = flights.into_values().collect();
     Ok(reading)
-}
-
-pub(super) fn read_effect(row: &Row) -> Result<ReadEffect> {
-    let due_in: Option<f64> = row.get("due_in");
-    Ok(ReadEffect {
-        effect: effect_from_row(row)?,
-        due_in: due_in.filter(|s| *s > 0.0).map(Duration::from_secs_f64),
-        expired: row.get("expired"),
-    })
-}
-
-pub(super) fn effect_from_row(row: &Row) -> Result<Effect> {
-    let id: i64 = row.get("id");
-    let corrupt = |what: &str| Error::Corrupt(format!("effect {id}: {what}"));
-    let key = TaskId::new(row.get::<_, String>("task_id"))
-        .and_then(|task| {
-            let epoch = LeaseEpoch::new(row.get("lease_epoch"))?;
-            EffectKey::new(task, epoch, row.get::<_, i32>("position").max(0).unsigned_abs())
-        })
-        .map_err(|e| corrupt(&e.to_string()))?;
-    let headers = match row.get::<_, Option<serde_json::Value>>("headers") {
-        Some(serde_json::Value::Object(map)) => {
-            map.into_iter().map(|(name, value)| (name, value.as_str().unwrap_or_default().to_string())).collect()
-        }
-        _ => Vec::new(),
-    };
-    Ok(Effect {
-        id: EffectId(id),
-        shard: Shard(row.get("shard")),
-        key,
-        targets: row.get::<_, Vec<i32>>("targets").into_iter().map(ConsumerId).collect(),
-        topic: row.get("topic"),
-        kind: row.get("type"),
-        schema_version: row.get("schema_version"),
-        content_type: row.get("content_type"),
-        headers,
-        ordering_key: row.get("ordering_key"),
-        traceparent: row.get("traceparent"),
-        payload: Bytes::from(row.get::<_, Vec<u8>>("payload")),
-        sha256: row.get::<_, Vec<u8>>("sha256").try_into().map_err(|_| corrupt("its digest is not 32 bytes"))?,
-        committed_at: row.get("committed_at"),
-        deliver_after: row.get("deliver_after"),
-        expires_at: row.get("expires_at"),
-    })
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio_postgres::{Client, Row};
 
 use super::Result;
-use super::log::{EFFECT_COLUMNS, effect_from_row};
+use super::effects::{EFFECT_COLUMNS, ReadEffect, read_effect};
 use super::settle::DeliveryId;
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, Shard, ShardEpoch};
@@ -67,7 +67,7 @@ pub async fn due(client: &Client, rooms: &[Room], in_hand: &[DeliveryId]) -> Res
     let age = |column: &str| format!("extract(epoch from clock_timestamp() - p.{column})::float8 as {column}_age");
     let sql = format!(
         "-- store::due
-select p.consumer_id, p.state, p.replay, p.attempts, p.sent, p.refusals, p.deaths, p.retain_seconds, {}, {}, {}, {EFFECT_COLUMNS}
+select {EFFECT_COLUMNS}, p.consumer_id, p.state, p.replay, p.attempts, p.sent, p.refusals, p.deaths, p.retain_seconds, {}, {}, {}
 from unnest($1::smallint[], $2::integer[], $3::bigint[]) as r (shard, consumer_id, rows)
 cross join lateral (
     select p.effect_id, p.consumer_id, p.state, p.replay, p.attempts, p.sent, p.refusals, p.deaths, p.retain_seconds, p.first_failed_at, p.first_doubt_at,
@@ -102,8 +102,9 @@ order by p.consumer_id, e.id",
 fn due_from_row(row: &Row) -> Result<Due> {
     let age = |column: &str| row.get::<_, Option<f64>>(column).map(|s| Duration::from_secs_f64(s.max(0.0)));
     let count = |column: &str| row.get::<_, i32>(column).max(0).unsigned_abs();
+    let ReadEffect { effect, expired, .. } = read_effect(row)?;
     Ok(Due {
-        effect: effect_from_row(row)?,
+        effect,
         consumer: ConsumerId(row.get("consumer_id")),
         turn: match (row.get("replay"), row.get("state")) {
             (true, _) => Turn::Replay,
@@ -120,7 +121,7 @@ fn due_from_row(row: &Row) -> Result<Due> {
             in_progress_for: age("in_progress_since_age"),
             retain: row.get::<_, Option<i64>>("retain_seconds").map(|s| Duration::from_secs(s.max(0).unsigned_abs())),
         },
-        expired: row.get("expired"),
+        expired,
     })
 }
 

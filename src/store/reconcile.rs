@@ -4,7 +4,8 @@
 use tokio_postgres::Client;
 
 use super::Result;
-use super::log::{EFFECT_OF_M, FLIGHT_IDS};
+use super::effects::EFFECT_OF_M;
+use super::log::FLIGHT_IDS;
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 
 /// Flights looked at in one statement.
@@ -39,7 +40,7 @@ pub async fn reconcile(client: &Client, shard: Shard, epoch: ShardEpoch, after: 
 with guard as (
     select 1 from fencepost.shards where shard = $1 and epoch = $2 for key share
 ), f as materialized (
-    select shard, seq, base, target, first_id, last_id from fencepost.flights
+    select shard, seq, base, target, first_id, last_id, deliveries from fencepost.flights
     where shard = $1 and seq > $3 and exists (select 1 from guard)
       and seq < coalesce((select min(o.seq) from fencepost.flights o where o.shard = $1 and o.seq > $3 and o.token is null),
                          9223372036854775807)

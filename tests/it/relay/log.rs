@@ -7,7 +7,7 @@ use std::time::Duration;
 use fencepost::model::key::{EffectId, Shard, ShardEpoch};
 use fencepost::store::log::{self, Held, Opener, PageLimits};
 use fencepost::store::session::Session;
-use fencepost::store::{Error, flights, shards};
+use fencepost::store::{Error, flights, reconcile, shards};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 use uuid::Uuid;
@@ -166,6 +166,66 @@ async fn nothing_a_relay_does_scans_the_log() {
     drop(client);
     eventually("the relay's sessions end", gone).await;
     assert_eq!(scans().await, before, "something scanned the log or the ledger");
+}
+
+/// All pages of a large difference have the same two snapshots: whoever goes over the flights must not go over all of
+/// it for each.
+#[tokio::test]
+async fn going_over_the_pages_of_a_large_difference_reads_each_once() {
+    const EFFECTS: usize = 2_000;
+    let db = TestDb::new().await;
+    let mut client = db.client().await;
+    let receiver = Receiver::start().await;
+    declare(&client, "c", &receiver, json!({})).await;
+    let mut session = Session::open(&db.database()).await.unwrap();
+    let opener = opener();
+    let held = take_all(&mut session, opener).await;
+    emit_many(&client, "c", "x", EFFECTS).await;
+    let limits = PageLimits { deliveries: 5, ..LIMITS };
+    let mut flights = 0;
+    for (opened, held) in log::open_flights(&session, &held, opener, limits).await.unwrap().opened.iter().zip(&held) {
+        let mut at = opened.position.clone();
+        let mut ids = log::manifest(&session, held.shard, &at.reached, 10_000).await.unwrap();
+        flights += 1;
+        while !ids.is_empty() {
+            let rest = ids.split_off(ids.len().min(5));
+            let more = if rest.is_empty() { log::More::No } else { log::More::Beyond };
+            let held = Held { position: at, ..held.clone() };
+            let page = log::open_page(&session, &held, opener, limits, &ids, more).await.unwrap();
+            at = page.opened[0].position.clone();
+            (ids, flights) = (rest, flights + 1);
+        }
+    }
+    assert!(flights >= EFFECTS / 5, "{flights} flights");
+    client
+        .batch_execute(
+            "insert into fencepost.ledger (effect_id, consumer_id, token, attempt)
+             select id, unnest(targets), 'applied', 1 from fencepost.effects;
+             update fencepost.flights set token = 'done' where token is null;
+             analyze fencepost.effects; analyze fencepost.flights",
+        )
+        .await
+        .unwrap();
+
+    let tx = client.transaction().await.unwrap();
+    tx.batch_execute("set local enable_seqscan = off").await.unwrap();
+    for held in &held {
+        let mut after = held.position.seq;
+        loop {
+            let done = reconcile::reconcile(tx.client(), held.shard, held.epoch, after).await.unwrap();
+            assert_eq!(done.found, 0);
+            if done.up_to == after {
+                break;
+            }
+            after = done.up_to;
+        }
+    }
+    let read = "select sum(pg_stat_get_xact_tuples_returned(i.indexrelid))::bigint from pg_index i
+                where i.indrelid in (select inhrelid from pg_inherits where inhparent = 'fencepost.effects'::regclass)";
+    let read: i64 = tx.query_one(read, &[]).await.unwrap().get(0);
+    // Eight shards' ids lie between one another: each page walks eight times its own.
+    assert!(read as usize >= EFFECTS, "counted: {read}");
+    assert!(read as usize <= 16 * EFFECTS, "{read} index entries for {EFFECTS} effects in {flights} flights");
 }
 
 /// Those that are not of the old log.
