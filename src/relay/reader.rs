@@ -1,6 +1,6 @@
 //! Reading the log: opens flights over what is new in the shards held, and hands their deliveries out.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -24,16 +24,17 @@ use super::settler::{Settlement, Settler, Verdict};
 use crate::edge::error::report;
 use crate::failpoint;
 use crate::model::consumer::Ordering;
-use crate::model::key::{EffectId, Shard};
+use crate::model::key::Shard;
 use crate::model::token::Waiting;
 use crate::mutant::{self, Mutant};
-use crate::store::log::{self, Held, More, OpenedFlight, Opener, PageLimits, Position, Reached, Reading};
+use crate::store::log::{self, Held, OpenedFlight, Opener, PageLimits, Position, Reached, Reading};
+use crate::store::pages::{self, Manifest};
 use crate::store::parking::Trouble;
 use crate::store::session::Session;
 use crate::store::settle::{CloseRow, Durability};
 use crate::store::{Database, Result};
 
-/// Ids of a large difference that are read ahead per shard, eight bytes each.
+/// Effects of a large difference that are read ahead per shard, sixteen bytes each.
 const MANIFEST_MAX: i64 = 100_000;
 /// While a producer keeps the doorbell from hanging, the relay polls at least this often.
 const POLL_UNARMED: Duration = Duration::from_millis(20);
@@ -73,10 +74,8 @@ pub struct Reader {
 pub struct ShardReading {
     lease: Arc<ShardLease>,
     position: Position,
-    /// Ids of a large difference that are still to be opened over.
-    manifest: VecDeque<EffectId>,
-    /// Whether the difference may go on after the manifest.
-    beyond: More,
+    /// What of a large difference is still to be opened over.
+    manifest: Manifest,
 }
 
 impl Reader {
@@ -134,8 +133,7 @@ impl Reader {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Acquired { lease, position } => {
-                self.shards
-                    .insert(lease.shard, ShardReading { lease, position, manifest: VecDeque::new(), beyond: More::No });
+                self.shards.insert(lease.shard, ShardReading { lease, position, manifest: Manifest::default() });
                 self.found();
             }
             Command::Lost(shard) => {
@@ -180,36 +178,42 @@ impl Reader {
         let mut opened = self.launch(reading);
         let partial: Vec<Held> =
             held.into_iter().filter(|h| matches!(h.position.reached, Reached::Partial { .. })).collect();
-        for held in partial {
-            opened += self.page(session, &held, opener, limits).await?;
-        }
+        opened += self.pages(session, partial, opener, limits).await?;
         self.unanswered = None;
         Ok(opened)
     }
 
-    /// The next flight of a difference too large for one.
-    async fn page(&mut self, session: &Session, held: &Held, opener: Opener, limits: PageLimits) -> Result<usize> {
-        let Some(shard) = self.shards.get_mut(&held.shard) else { return Ok(0) };
-        if shard.manifest.is_empty() {
-            shard.manifest = log::manifest(session, held.shard, &held.position.reached, MANIFEST_MAX).await?.into();
-            shard.beyond = if shard.manifest.len() as i64 == MANIFEST_MAX { More::Beyond } else { More::No };
+    /// The next flight of each difference too large for one.
+    async fn pages(
+        &mut self,
+        session: &Session,
+        partial: Vec<Held>,
+        opener: Opener,
+        limits: PageLimits,
+    ) -> Result<usize> {
+        let (mut pages, mut ended) = (Vec::new(), 0);
+        for held in partial {
+            let Some(shard) = self.shards.get_mut(&held.shard) else { continue };
             if shard.manifest.is_empty() {
-                match log::finish_difference(session, held, opener).await? {
-                    Some(position) => shard.position = position,
-                    None => self.lose(held.shard),
-                }
-                return Ok(1);
+                shard.manifest = Manifest::read(session, held.shard, &held.position.reached, MANIFEST_MAX).await?;
+            }
+            if let Some(page) = shard.manifest.page(limits) {
+                pages.push((held, page));
+                continue;
+            }
+            ended += 1;
+            match pages::finish_difference(session, &held, opener).await? {
+                Some(position) => shard.position = position,
+                None => self.lose(held.shard),
             }
         }
-        let ids: Vec<EffectId> = shard.manifest.iter().take(limits.deliveries as usize).copied().collect();
-        let more = if shard.manifest.len() > ids.len() { More::Beyond } else { shard.beyond };
-        let reading = log::open_page(session, held, opener, limits, &ids, more).await?;
-        if let Some(flight) = reading.opened.first()
-            && let Some(last) = flight.effects.last().map(|read| read.effect.id)
-        {
-            shard.manifest.retain(|id| *id > last);
+        let reading = pages::open_pages(session, &pages, opener).await?;
+        for flight in &reading.opened {
+            if let (Some(shard), Some(last)) = (self.shards.get_mut(&flight.shard), flight.effects.last()) {
+                shard.manifest.opened(last.effect.id);
+            }
         }
-        Ok(self.launch(reading))
+        Ok(ended + self.launch(reading))
     }
 
     fn launch(&mut self, reading: Reading) -> usize {
@@ -306,7 +310,7 @@ impl Reader {
     async fn reposition(&mut self, session: &Session) -> Result<()> {
         for shard in self.shards.keys().copied().collect::<Vec<_>>() {
             let Some(reading) = self.shards.get_mut(&shard) else { continue };
-            reading.manifest.clear();
+            reading.manifest = Manifest::default();
             let newest = log::position(session, shard).await?;
             if newest.seq == reading.position.seq || mutant::is(Mutant::UnansweredFlightSkipped) {
                 reading.position = newest;

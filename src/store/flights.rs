@@ -50,9 +50,9 @@ pub async fn open_under(client: &Client, shard: Shard, epoch: ShardEpoch, after:
 pub(super) fn first_try_is_open(consumer: &str) -> String {
     format!(
         "exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = {consumer}
-                 and a.attempt = 1 and not a.ended)
+                 and a.attempt = 1 and not a.ended offset 0)
          and not exists (select 1 from fencepost.attempts z where z.effect_id = e.id and z.consumer_id = {consumer}
-                         and z.attempt = 1 and z.ended and z.token <> 'ambiguous')"
+                         and z.attempt = 1 and z.ended and z.token <> 'ambiguous' offset 0)"
     )
 }
 
@@ -87,14 +87,14 @@ with guard as (
     cross join lateral ({EFFECT_OF_M}) e
     cross join lateral unnest(e.targets) as t (consumer_id)
     left join fencepost.consumers c on c.consumer_id = t.consumer_id
-    where not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = t.consumer_id)
-      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = t.consumer_id)
+    where not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = t.consumer_id offset 0)
+      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = t.consumer_id offset 0)
 ), turn as (
     select m.id, m.shard, m.consumer_id, m.relay, m.ordering_key, m.hold, m.started, m.due_at,
            m.due_at is null and m.ordering_key is not null and (
                row_number() over (partition by m.consumer_id, m.ordering_key, m.due_at is null order by m.id) > 1
                or exists (select 1 from fencepost.parked q where q.consumer_id = m.consumer_id
-                          and q.ordering_key = m.ordering_key and q.state <> 'scheduled' and q.effect_id < m.id)) as waits
+                          and q.ordering_key = m.ordering_key and q.state <> 'scheduled' and q.effect_id < m.id offset 0)) as waits
     from missing m
 ), told as (
     select t.id, t.shard, t.consumer_id, t.relay, t.ordering_key, t.hold, t.started, t.due_at, t.waits,
@@ -142,7 +142,7 @@ with guard as (
     left join fencepost.consumers c on c.consumer_id = p.consumer_id
     where p.shard = $1 and p.attempts > 0
       and not exists (select 1 from fencepost.attempts z where z.effect_id = p.effect_id
-                      and z.consumer_id = p.consumer_id and z.attempt = p.attempts and z.ended)
+                      and z.consumer_id = p.consumer_id and z.attempt = p.attempts and z.ended offset 0)
 ), ended as (
     insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, relay, token)
     select effect_id, consumer_id, attempts, true, relay, 'lost' from interrupted

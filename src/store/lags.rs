@@ -82,8 +82,8 @@ with held as (
     from chosen f cross join lateral ({FLIGHT_IDS}) m
     cross join lateral ({EFFECT_OF_M}) e
     where $2 = any(e.targets)
-      and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = $2)
-      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = $2)
+      and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = $2 offset 0)
+      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = $2 offset 0)
 )
 select e.*, d.draining_to, o.seq
 from marked d left join owed o on true
@@ -122,8 +122,8 @@ with held as (
     cross join lateral ({EFFECT_OF_M}) e
     left join fencepost.consumers c on c.consumer_id = g.consumer_id
     where g.consumer_id = any(e.targets)
-      and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = g.consumer_id)
-      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = g.consumer_id)
+      and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = g.consumer_id offset 0)
+      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = g.consumer_id offset 0)
 ), turn as (
     select o.id, o.shard, o.consumer_id, o.relay, o.ordering_key, o.hold, o.started,
            o.ordering_key is not null and row_number() over (partition by o.consumer_id, o.ordering_key order by o.id) > 1 as waits

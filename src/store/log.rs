@@ -18,7 +18,7 @@ use crate::mutant::{self, Mutant};
 
 /// A `pg_snapshot` in PostgreSQL's own text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot(String);
+pub struct Snapshot(pub(super) String);
 
 /// Where a shard's reading stands: the newest flight row, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +73,14 @@ pub struct Reading {
     pub lost: Vec<Shard>,
     /// The database's clock, where anything was read.
     pub now: Option<SystemTime>,
+}
+
+impl OpenedFlight {
+    /// Rows come as the database found them.
+    pub(super) fn in_order(mut self) -> Self {
+        self.effects.sort_by_key(|read| read.effect.id);
+        self
+    }
 }
 
 impl Snapshot {
@@ -183,130 +191,8 @@ with held as (
 select {EFFECT_COLUMNS}, p.shard as in_shard, o.seq, o.base, o.target, o.last_id, o.partial, clock_timestamp() as now
 from page p
 left join opened o on o.shard = p.shard
-left join lateral (select * from fencepost.effects e where e.id = p.id and o.shard is not null offset 0) e on true
-order by p.shard, p.id"
+left join lateral (select * from fencepost.effects e where e.id = p.id and o.shard is not null offset 0) e on true"
     )
-}
-
-/// The ids of a large difference that are still to be read, in order, at most `limit`.
-pub async fn manifest(session: &Session, shard: Shard, reached: &Reached, limit: i64) -> Result<Vec<EffectId>> {
-    let Reached::Partial { base, target, after } = reached else {
-        return Ok(Vec::new());
-    };
-    let sql = format!("-- store::manifest\n{} limit $5", DIFFERENCE_IDS);
-    let statement = session.prepared(&sql).await?;
-    let rows = session.client().query(&statement, &[&shard.0, &base.0, &target.0, &after.0, &limit]).await?;
-    Ok(rows.iter().map(|row| EffectId(row.get(0))).collect())
-}
-
-/// Ids of shard $1 that are visible in snapshot $3 and were not in snapshot $2, above $4, in order.
-const DIFFERENCE_IDS: &str = "select z.id from (
-    select e.id from fencepost.effects e
-    where e.shard = $1::smallint and e.xid >= pg_snapshot_xmax($2::text::pg_snapshot)
-      and e.xid < pg_snapshot_xmax($3::text::pg_snapshot) and pg_visible_in_snapshot(e.xid, $3::text::pg_snapshot)
-    union all
-    select e.id from pg_snapshot_xip($2::text::pg_snapshot) x
-    cross join lateral (select e.id from fencepost.effects e where e.shard = $1::smallint and e.xid = x offset 0) e
-    where pg_visible_in_snapshot(x, $3::text::pg_snapshot)
-) z where z.id > $4::bigint order by z.id + 0";
-
-/// Opens the next flight of a large difference over `ids`, which [`manifest`] gave. `more` tells whether ids beyond
-/// them are known or suspected. The flight may end before the last id: its byte limit decides.
-pub async fn open_page(
-    session: &Session,
-    held: &Held,
-    opener: Opener,
-    limits: PageLimits,
-    ids: &[EffectId],
-    more: More,
-) -> Result<Reading> {
-    let Reached::Partial { base, target, .. } = &held.position.reached else {
-        return Ok(Reading::default());
-    };
-    let sql = format!(
-        "-- store::open_page
-with sized as materialized (
-    select i.id, cardinality(e.targets) as deliveries, sum(e.size) over running as bytes,
-           sum(greatest(cardinality(e.targets), 1)) over running as run,
-           row_number() over running as n, count(*) over () as found
-    from unnest($9::bigint[]) as i (id) cross join lateral (
-        select e.targets, e.size from fencepost.effects e where e.id = i.id offset 0
-    ) e
-    window running as (order by i.id)
-), page as materialized (
-    select s.id, s.deliveries, s.n, s.found from sized s where s.n = 1 or (s.run <= $7::bigint and s.bytes <= $8::bigint)
-), opened as (
-    insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, first_id, last_id, partial, deliveries)
-    select $1::smallint, $2::bigint, $3::bigint, $5::uuid, $6::uuid, $4::text::pg_snapshot, $11::text::pg_snapshot,
-           min(p.id), max(p.id), $10::bool or max(p.n) < max(p.found), sum(p.deliveries)
-    from page p having count(*) > 0
-    on conflict (shard, seq) do nothing
-    returning shard, seq, base::text, target::text, last_id, partial
-)
-select {EFFECT_COLUMNS}, $1::smallint as in_shard, o.seq, o.base, o.target, o.last_id, o.partial, clock_timestamp() as now
-from page p
-left join opened o on true
-left join lateral (select * from fencepost.effects e where e.id = p.id and o.shard is not null offset 0) e on true
-order by p.id"
-    );
-    let ids: Vec<i64> = ids.iter().map(|id| id.0).collect();
-    let warnings = session.warnings();
-    let statement = session.prepared(&sql).await?;
-    let rows = session
-        .client()
-        .query(
-            &statement,
-            &[
-                /* shard */ &held.shard.0,
-                /* seq */ &held.position.next_seq().0,
-                /* epoch */ &held.epoch.0,
-                /* base */ &base.0,
-                /* relay */ &opener.relay,
-                /* nonce */ &opener.nonce,
-                /* deliveries */ &i64::from(limits.deliveries),
-                /* bytes */ &(limits.bytes as i64),
-                /* ids */ &ids,
-                /* more */ &(more == More::Beyond),
-                /* target */ &target.0,
-            ],
-        )
-        .await?;
-    reading_from_rows(session, warnings, &rows)
-}
-
-/// Whether a difference goes on after the ids at hand.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum More {
-    Beyond,
-    No,
-}
-
-/// Closes a difference that turned out to hold nothing more: a flight without deliveries, done at once.
-pub async fn finish_difference(session: &Session, held: &Held, opener: Opener) -> Result<Option<Position>> {
-    let Reached::Partial { base, target, after } = &held.position.reached else {
-        return Ok(None);
-    };
-    let row = session
-        .client()
-        .query_opt(
-            "-- store::finish_difference
-             insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, last_id, token, closed_at)
-             values ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::pg_snapshot, $8, 'done', clock_timestamp())
-             on conflict (shard, seq) do nothing
-             returning seq",
-            &[
-                &held.shard.0,
-                &held.position.next_seq().0,
-                &held.epoch.0,
-                &opener.relay,
-                &opener.nonce,
-                &base.0,
-                &target.0,
-                &after.0,
-            ],
-        )
-        .await?;
-    Ok(row.map(|row| Position { seq: FlightSeq(row.get(0)), reached: Reached::Whole(target.clone()) }))
 }
 
 /// The newest flight of a shard. A shard without one is an error, never "now".
@@ -379,7 +265,7 @@ pub(super) const FLIGHT_IDS: &str = "select e.id from fencepost.effects e
       and pg_visible_in_snapshot(k.xid, f.target) and not pg_visible_in_snapshot(k.xid, f.base)
       and not exists (select from fencepost.effects e where e.id = k.id)";
 
-fn unflushed() -> Error {
+pub(super) fn unflushed() -> Error {
     Error::Corrupt("the flight's commit was answered with a warning: it may not be on the synchronous standby".into())
 }
 
@@ -410,6 +296,6 @@ fn reading_from_rows(session: &Session, warnings_before: u64, rows: &[Row]) -> R
         });
         flight.effects.push(read_effect(row)?);
     }
-    reading.opened = flights.into_values().collect();
+    reading.opened = flights.into_values().map(OpenedFlight::in_order).collect();
     Ok(reading)
 }

@@ -17,6 +17,7 @@ pub mod interventions;
 pub mod lags;
 pub mod log;
 pub mod overdue;
+pub mod pages;
 pub mod parking;
 pub mod proof;
 pub mod rebase;

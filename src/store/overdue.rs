@@ -27,7 +27,7 @@ pub struct Turned {
 /// The condition under which a row `p` is overdue; `$2` is the ack timeout in seconds. The n-th wait is 2^n timeouts.
 const OVERDUE: &str = "p.state = 'unacked'
     and p.next_attempt_at + make_interval(secs => $2 * (power(2, least(p.republished, 20)) - 1)) <= clock_timestamp()
-    and not exists (select 1 from fencepost.ledger l where l.effect_id = p.effect_id and l.consumer_id = p.consumer_id and not p.replay)";
+    and not exists (select 1 from fencepost.ledger l where l.effect_id = p.effect_id and l.consumer_id = p.consumer_id and not p.replay offset 0)";
 
 /// How many of a consumer's deliveries in these shards are overdue.
 pub async fn count(client: &Client, terms: &Terms, held: &[(Shard, ShardEpoch)]) -> Result<u64> {

@@ -77,7 +77,7 @@ cross join lateral (
       and p.state in ('retry', 'scheduled', 'backlog')
       and not exists (select 1 from unnest($4::bigint[], $5::integer[]) as h (effect_id, consumer_id)
                       where h.effect_id = p.effect_id and h.consumer_id = p.consumer_id)
-      and (p.replay or not exists (select 1 from fencepost.ledger l where l.effect_id = p.effect_id and l.consumer_id = p.consumer_id))
+      and (p.replay or not exists (select 1 from fencepost.ledger l where l.effect_id = p.effect_id and l.consumer_id = p.consumer_id offset 0))
       and (p.ordering_key is null or p.replay or not exists (
           select 1 from fencepost.parked q
           where q.consumer_id = p.consumer_id and q.ordering_key = p.ordering_key and q.effect_id < p.effect_id
@@ -169,7 +169,7 @@ pub async fn mend(client: &Client, held: &[(Shard, ShardEpoch)]) -> Result<u64> 
              using fencepost.shards s
              where (s.shard, s.epoch) in (select h.shard, h.epoch from unnest($1::smallint[], $2::bigint[]) as h (shard, epoch))
                and p.shard = s.shard and not p.replay
-               and exists (select 1 from fencepost.ledger l where l.effect_id = p.effect_id and l.consumer_id = p.consumer_id)",
+               and exists (select 1 from fencepost.ledger l where l.effect_id = p.effect_id and l.consumer_id = p.consumer_id offset 0)",
             &[&shards, &epochs],
         )
         .await?;

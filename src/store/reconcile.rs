@@ -54,8 +54,8 @@ with guard as (
     cross join lateral unnest(e.targets) as t (consumer_id)
     left join fencepost.consumers c on c.consumer_id = t.consumer_id
     where f.first_id is not null
-      and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = t.consumer_id)
-      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = t.consumer_id)
+      and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = t.consumer_id offset 0)
+      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = t.consumer_id offset 0)
       and not exists (select 1 from fencepost.lags g where g.shard = f.shard and g.consumer_id = t.consumer_id
                       and f.seq between g.from_seq and g.to_seq)
 ), parked as (

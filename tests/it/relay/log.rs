@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fencepost::model::key::{EffectId, Shard, ShardEpoch};
 use fencepost::store::log::{self, Held, Opener, PageLimits};
+use fencepost::store::pages::{self, Manifest};
 use fencepost::store::session::Session;
 use fencepost::store::{Error, flights, reconcile, shards};
 use serde_json::{Value, json};
@@ -185,15 +186,13 @@ async fn going_over_the_pages_of_a_large_difference_reads_each_once() {
     let mut flights = 0;
     for (opened, held) in log::open_flights(&session, &held, opener, limits).await.unwrap().opened.iter().zip(&held) {
         let mut at = opened.position.clone();
-        let mut ids = log::manifest(&session, held.shard, &at.reached, 10_000).await.unwrap();
+        let mut manifest = Manifest::read(&session, held.shard, &at.reached, 10_000).await.unwrap();
         flights += 1;
-        while !ids.is_empty() {
-            let rest = ids.split_off(ids.len().min(5));
-            let more = if rest.is_empty() { log::More::No } else { log::More::Beyond };
-            let held = Held { position: at, ..held.clone() };
-            let page = log::open_page(&session, &held, opener, limits, &ids, more).await.unwrap();
-            at = page.opened[0].position.clone();
-            (ids, flights) = (rest, flights + 1);
+        while let Some(page) = manifest.page(limits) {
+            let next = Held { position: at, ..held.clone() };
+            let opened = pages::open_pages(&session, &[(next, page)], opener).await.unwrap().opened.remove(0);
+            manifest.opened(opened.effects.last().unwrap().effect.id);
+            (at, flights) = (opened.position, flights + 1);
         }
     }
     assert!(flights >= EFFECTS / 5, "{flights} flights");
