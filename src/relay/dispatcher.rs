@@ -20,6 +20,7 @@ use super::lease::ShardLease;
 use super::options::BreakerOptions;
 use super::settle::{Next, Parking, Signal, outlived_retain};
 use super::settler::{Settlement, Verdict};
+use super::tally::Tally;
 use super::way::Way;
 use super::words::Words;
 use crate::edge::error::report;
@@ -111,6 +112,7 @@ impl Dispatcher {
             gate,
             words: Words::default(),
             way: Way::default(),
+            tally: Tally::default(),
             lanes: HashMap::new(),
             attempts: JoinSet::new(),
             draining: false,
@@ -143,6 +145,7 @@ struct State {
     gate: Gate,
     words: Words,
     way: Way,
+    tally: Tally,
     lanes: HashMap<Shard, (Arc<ShardLease>, Lane)>,
     attempts: JoinSet<(Class, Ended)>,
     draining: bool,
@@ -376,8 +379,7 @@ impl State {
         let key = self.lane_of(shard, epoch).and_then(|lane| lane.key(&delivery).map(ToString::to_string));
         let effect_key = delivery.effect.key.to_string();
         let (decision, settlement) = attempt::conclude(delivery, &outcome, &self.served, &self.shared.retry);
-        metrics::counter!("fencepost_attempts_total", "consumer" => name.clone(), "token" => decision.attempt.as_str())
-            .increment(1);
+        self.tally.count(&name, decision.attempt);
         if outcome.ack_is_malformed() {
             metrics::counter!("fencepost_malformed_acks_total", "consumer" => name.clone()).increment(1);
         }

@@ -32,6 +32,7 @@ pub mod router;
 pub mod run;
 pub mod settle;
 pub mod settler;
+mod tally;
 mod unflushed;
 mod way;
 pub mod words;

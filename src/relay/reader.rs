@@ -207,7 +207,7 @@ impl Reader {
                 None => self.lose(held.shard),
             }
         }
-        let reading = pages::open_pages(session, &pages, opener).await?;
+        let reading = pages::open_pages(session, &pages::aligned(pages), opener).await?;
         for flight in &reading.opened {
             if let (Some(shard), Some(last)) = (self.shards.get_mut(&flight.shard), flight.effects.last()) {
                 shard.manifest.opened(last.effect.id);

@@ -4,7 +4,7 @@ use tokio_postgres::Client;
 
 use super::Result;
 use super::effects::EFFECT_OF_M;
-use super::log::FLIGHT_IDS;
+use super::log::FLIGHT_EFFECTS;
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 
 /// What closing lost flights or ending interrupted attempts came to.
@@ -75,7 +75,7 @@ pub async fn close_lost(client: &Client, shard: Shard, seq: FlightSeq, epoch: Sh
 with guard as (
     select 1 from fencepost.shards where shard = $1 and epoch = $3 for key share
 ), f as (
-    select shard, seq, relay, base, target, first_id, last_id, deliveries from fencepost.flights
+    select shard, seq, relay, base, target, first_id, last_id, partial, deliveries from fencepost.flights
     where shard = $1 and seq = $2 and token is null and exists (select 1 from guard)
 ), missing as (
     select e.id, e.shard, t.consumer_id, f.relay,
@@ -83,7 +83,7 @@ with guard as (
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold,
            {started} as started
-    from f cross join lateral ({FLIGHT_IDS}) m
+    from f cross join lateral ({FLIGHT_EFFECTS}) m
     cross join lateral ({EFFECT_OF_M}) e
     cross join lateral unnest(e.targets) as t (consumer_id)
     left join fencepost.consumers c on c.consumer_id = t.consumer_id

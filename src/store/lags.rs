@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use super::Result;
 use super::effects::{EFFECT_COLUMNS, EFFECT_OF_M, ReadEffect, read_effect};
 use super::flights::{END_TRIED, first_try_is_open};
-use super::log::FLIGHT_IDS;
+use super::log::FLIGHT_EFFECTS;
 use crate::model::key::{ConsumerId, FlightSeq, Shard, ShardEpoch};
 
 /// The flights one lane still has to read, both ends included.
@@ -65,25 +65,24 @@ with held as (
     select g.from_seq, g.to_seq from fencepost.lags g
     where g.shard = $1 and g.consumer_id = $2 and exists (select 1 from held)
 ), candidates as materialized (
-    select f.shard, f.seq, f.base, f.target, f.first_id, f.last_id, f.deliveries, sum(f.deliveries) over (order by f.seq) as run
+    select f.shard, f.seq, f.base, f.target, f.first_id, f.last_id, f.partial, f.deliveries, sum(f.deliveries) over (order by f.seq) as run
     from range r cross join lateral (
-        select shard, seq, base, target, first_id, last_id, deliveries from fencepost.flights f
+        select shard, seq, base, target, first_id, last_id, partial, deliveries from fencepost.flights f
         where f.shard = $1 and f.seq between r.from_seq and r.to_seq and f.first_id is not null order by f.seq limit $4
     ) f
 ), chosen as materialized (
-    select c.shard, c.seq, c.base, c.target, c.first_id, c.last_id, c.deliveries from candidates c
+    select c.shard, c.seq, c.base, c.target, c.first_id, c.last_id, c.partial, c.deliveries from candidates c
     where c.run <= $5 or c.seq = (select min(seq) from candidates)
 ), marked as (
     update fencepost.lags g set draining_to = coalesce((select max(seq) from chosen), g.to_seq)
     where g.shard = $1 and g.consumer_id = $2 and exists (select 1 from range)
     returning g.draining_to
 ), owed as (
-    select f.seq, e.id
-    from chosen f cross join lateral ({FLIGHT_IDS}) m
-    cross join lateral ({EFFECT_OF_M}) e
-    where $2 = any(e.targets)
-      and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = $2 offset 0)
-      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = $2 offset 0)
+    select f.seq, m.id
+    from chosen f cross join lateral ({FLIGHT_EFFECTS}) m
+    where $2 = any(m.targets)
+      and not exists (select 1 from fencepost.ledger l where l.effect_id = m.id and l.consumer_id = $2 offset 0)
+      and not exists (select 1 from fencepost.parked p where p.effect_id = m.id and p.consumer_id = $2 offset 0)
 )
 select e.*, d.draining_to, o.seq
 from marked d left join owed o on true
@@ -118,7 +117,7 @@ with held as (
            {started} as started
     from marked g
     join fencepost.flights f on f.shard = $1 and f.seq between g.from_seq and g.draining_to and f.first_id is not null
-    cross join lateral ({FLIGHT_IDS}) m
+    cross join lateral ({FLIGHT_EFFECTS}) m
     cross join lateral ({EFFECT_OF_M}) e
     left join fencepost.consumers c on c.consumer_id = g.consumer_id
     where g.consumer_id = any(e.targets)

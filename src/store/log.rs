@@ -231,7 +231,7 @@ pub async fn adopt(session: &Session, held: &Held, opener: Opener) -> Result<Opt
     let sql = format!(
         "-- store::flight_effects
 select {EFFECT_COLUMNS}
-from fencepost.flights f cross join lateral ({FLIGHT_IDS}) m cross join lateral ({EFFECT_OF_M}) e
+from fencepost.flights f cross join lateral ({FLIGHT_EFFECTS}) m cross join lateral ({EFFECT_OF_M}) e
 where f.shard = $1 and f.seq = $2 order by e.id"
     );
     let rows = session.client().query(&sql, &[&held.shard.0, &position.seq.0]).await?;
@@ -242,25 +242,26 @@ where f.shard = $1 and f.seq = $2 order by e.id"
     Ok(Some(OpenedFlight { shard: held.shard, position, effects }))
 }
 
-/// The ids a flight `f` covers: its page of the difference between its two snapshots. Where its ids lie close together
-/// they are walked, since the pages of a large difference share their snapshots, and each would enumerate all of it;
-/// otherwise the difference is enumerated, since a late commit's ids may lie anywhere. `shard + 0` keeps the planner
-/// from walking the shard.
-pub(super) const FLIGHT_IDS: &str = "select e.id from fencepost.effects e
-    where f.last_id - f.first_id <= 128 * f.deliveries and e.id between f.first_id and f.last_id and e.shard + 0 = f.shard
-      and pg_visible_in_snapshot(e.xid, f.target) and not pg_visible_in_snapshot(e.xid, f.base)
+/// The effects a flight `f` covers, by id and consumers: its page of the difference between its two snapshots. A page of a
+/// large difference is found by walking its ids, where they lie close together: its snapshots are those of all the
+/// other pages, and each would enumerate all of it. Otherwise the difference is enumerated, since a late commit's ids may lie
+/// anywhere. `case` keeps the planner from walking the shard, and looks at the snapshots last.
+pub(super) const FLIGHT_EFFECTS: &str = "select e.id, e.targets from fencepost.effects e
+    where f.partial and f.last_id - f.first_id <= 128 * f.deliveries
+      and e.id between f.first_id and f.last_id
+      and case when e.shard = f.shard then pg_visible_in_snapshot(e.xid, f.target) and not pg_visible_in_snapshot(e.xid, f.base) end
     union all
-    select e.id from fencepost.effects e
-    where f.last_id - f.first_id > 128 * f.deliveries
+    select e.id, e.targets from fencepost.effects e
+    where not (f.partial and f.last_id - f.first_id <= 128 * f.deliveries)
       and e.shard = f.shard and e.xid >= pg_snapshot_xmax(f.base) and e.xid < pg_snapshot_xmax(f.target)
       and pg_visible_in_snapshot(e.xid, f.target) and e.id + 0 between f.first_id and f.last_id
     union all
-    select e.id from pg_snapshot_xip(f.base) x
-    cross join lateral (select e.id from fencepost.effects e where e.shard = f.shard and e.xid = x offset 0) e
-    where f.last_id - f.first_id > 128 * f.deliveries
+    select e.id, e.targets from pg_snapshot_xip(f.base) x
+    cross join lateral (select e.id, e.targets from fencepost.effects e where e.shard = f.shard and e.xid = x offset 0) e
+    where not (f.partial and f.last_id - f.first_id <= 128 * f.deliveries)
       and pg_visible_in_snapshot(x, f.target) and e.id + 0 between f.first_id and f.last_id
     union all
-    select k.id from fencepost.effects_kept k
+    select k.id, k.targets from fencepost.effects_kept k
     where k.shard = f.shard and k.id between f.first_id and f.last_id
       and pg_visible_in_snapshot(k.xid, f.target) and not pg_visible_in_snapshot(k.xid, f.base)
       and not exists (select from fencepost.effects e where e.id = k.id)";

@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use tokio_postgres::error::SqlState;
+
 use super::Result;
 use super::effects::{EFFECT_COLUMNS, EFFECT_WIDTH, read_effect};
 use super::log::{Held, OpenedFlight, Opener, PageLimits, Position, Reached, Reading, unflushed};
@@ -25,11 +27,10 @@ struct Entry {
     bytes: u32,
 }
 
-/// The effects of the next flight.
+/// The effects of the next flight, one at least.
 #[derive(Clone, Debug)]
 pub struct Page {
-    ids: Vec<EffectId>,
-    deliveries: u32,
+    entries: Vec<Entry>,
     /// Whether the difference may go on after it.
     partial: bool,
 }
@@ -64,15 +65,9 @@ impl Manifest {
             bytes += u64::from(entry.bytes);
             first || (run <= u64::from(limits.deliveries) && bytes <= limits.bytes)
         };
-        let taken: Vec<Entry> = self.entries.iter().take_while(fits).copied().collect();
-        if taken.is_empty() {
-            return None;
-        }
-        Some(Page {
-            deliveries: taken.iter().map(|entry| entry.deliveries).sum(),
-            partial: self.beyond || taken.len() < self.entries.len(),
-            ids: taken.into_iter().map(|entry| entry.id).collect(),
-        })
+        let entries: Vec<Entry> = self.entries.iter().take_while(fits).copied().collect();
+        let partial = self.beyond || entries.len() < self.entries.len();
+        (!entries.is_empty()).then_some(Page { entries, partial })
     }
 
     /// A flight was opened over everything up to `last`.
@@ -81,6 +76,50 @@ impl Manifest {
             self.entries.pop_front();
         }
     }
+}
+
+impl Page {
+    fn first(&self) -> EffectId {
+        self.entries[0].id
+    }
+
+    fn last(&self) -> EffectId {
+        self.entries[self.entries.len() - 1].id
+    }
+
+    fn holds(&self, id: EffectId) -> bool {
+        self.entries.binary_search_by_key(&id, |entry| entry.id).is_ok()
+    }
+
+    fn deliveries(&self) -> u32 {
+        self.entries.iter().map(|entry| entry.deliveries).sum()
+    }
+
+    /// What of it lies up to `horizon`.
+    fn up_to(mut self, horizon: EffectId) -> Option<Self> {
+        let kept = self.entries.partition_point(|entry| entry.id <= horizon);
+        self.partial |= kept < self.entries.len();
+        self.entries.truncate(kept);
+        (kept > 0).then_some(self)
+    }
+}
+
+/// Where the pages of all shards begin close to one another they end together: then one walk over the ids finds just
+/// them, and shards that are ahead wait a turn for the others.
+pub fn aligned(pages: Vec<(Held, Page)>) -> Vec<(Held, Page)> {
+    let firsts = pages.iter().map(|(_, page)| page.first().0);
+    let (Some(lowest), Some(highest)) = (firsts.clone().min(), firsts.max()) else { return pages };
+    let horizon = pages.iter().map(|(_, page)| page.last()).min();
+    match horizon {
+        Some(horizon) if highest - lowest <= WALKED_FOR_ONE * ids_of(&pages) => {
+            pages.into_iter().filter_map(|(held, page)| Some((held, page.up_to(horizon)?))).collect()
+        }
+        _ => pages,
+    }
+}
+
+fn ids_of(pages: &[(Held, Page)]) -> i64 {
+    pages.iter().map(|(_, page)| page.entries.len() as i64).sum()
 }
 
 /// What of shard $1 is visible in snapshot $3 and was not in snapshot $2, above $4, in order. `id + 0` keeps the planner
@@ -98,61 +137,71 @@ select z.id, z.deliveries, z.size from (
     where pg_visible_in_snapshot(x, $3::text::pg_snapshot)
 ) z where z.id + 0 > $4::bigint order by z.id + 0 limit $5";
 
-/// Where the pages' ids lie close together, as those of a backlog do, all are found by one walk over them.
-const BY_RANGE: &str = "from fencepost.effects e
-join wanted w on w.shard = e.shard + 0 and e.id + 0 between w.first_id and w.last_id
-             and pg_visible_in_snapshot(e.xid, w.target) and not pg_visible_in_snapshot(e.xid, w.base)
-left join opened o on o.shard = w.shard
-where e.id between $12::bigint and $13::bigint and cardinality($14::bigint[]) > 0";
+/// Where the pages' ids lie close together, as those of a backlog do, all are found by one walk over them. It may find
+/// others in between.
+const BY_RANGE: &str = "fencepost.effects e
+where e.id between ($12::bigint[])[1] and ($12::bigint[])[2] and (e.shard + 0)::smallint = any($1)";
 
 /// And one by one otherwise.
-const BY_ID: &str = "from unnest($14::bigint[]) as i (id)
-cross join lateral (select * from fencepost.effects e where e.id = i.id offset 0) e
-left join opened o on o.shard = e.shard
-where e.id between $12::bigint and $13::bigint";
+const BY_ID: &str = "unnest($12::bigint[]) as i (id)
+cross join lateral (select * from fencepost.effects e where e.id = i.id offset 0) e";
 
 /// A walk over so many ids for each that is wanted is cheaper than looking each up.
-const WALKED_FOR_ONE: usize = 8;
+const WALKED_FOR_ONE: i64 = 8;
 
-/// Opens the next flight of each shard over its page: one statement, one commit.
+/// Opens the next flight of each shard over its page: one statement, one commit. Where the number of one is taken, its shard
+/// is lost.
 pub async fn open_pages(session: &Session, pages: &[(Held, Page)], opener: Opener) -> Result<Reading> {
+    if let Some(reading) = open_all(session, pages, opener).await? {
+        return Ok(reading);
+    }
+    let mut all = Reading::default();
+    for page in pages {
+        match open_all(session, std::slice::from_ref(page), opener).await? {
+            Some(reading) => {
+                all.opened.extend(reading.opened);
+                all.now = reading.now;
+            }
+            None => all.lost.push(page.0.shard),
+        }
+    }
+    Ok(all)
+}
+
+/// `None` where the number of one was taken: nothing was opened then.
+async fn open_all(session: &Session, pages: &[(Held, Page)], opener: Opener) -> Result<Option<Reading>> {
     let mut columns = Columns::default();
-    let mut positions = BTreeMap::new();
+    let mut flights: BTreeMap<Shard, (OpenedFlight, &Page)> = BTreeMap::new();
     for (held, page) in pages {
         let Reached::Partial { base, target, .. } = &held.position.reached else { continue };
-        let (Some(first), Some(last)) = (page.ids.first(), page.ids.last()) else { continue };
-        columns.push(held, (*first, *last), page);
+        columns.push(held, page);
         columns.bases.push(&base.0);
         columns.targets.push(&target.0);
         let reached = match page.partial {
-            true => Reached::Partial { base: base.clone(), target: target.clone(), after: *last },
+            true => Reached::Partial { base: base.clone(), target: target.clone(), after: page.last() },
             false => Reached::Whole(target.clone()),
         };
-        positions.insert(held.shard, Position { seq: held.position.next_seq(), reached });
+        let position = Position { seq: held.position.next_seq(), reached };
+        flights.insert(held.shard, (OpenedFlight { shard: held.shard, position, effects: Vec::new() }, page));
     }
     let (Some(lowest), Some(highest)) = (columns.firsts.iter().min(), columns.lasts.iter().max()) else {
-        return Ok(Reading::default());
+        return Ok(Some(Reading::default()));
     };
-    let found = match (highest - lowest) as usize <= WALKED_FOR_ONE * columns.ids.len() {
-        true => BY_RANGE,
-        false => BY_ID,
+    let (found, ids) = match highest - lowest <= WALKED_FOR_ONE * ids_of(pages) {
+        true => (BY_RANGE, vec![*lowest, *highest]),
+        false => (BY_ID, pages.iter().flat_map(|(_, page)| page.entries.iter().map(|entry| entry.id.0)).collect()),
     };
     let sql = format!(
         "-- store::open_pages
-with wanted as materialized (
-    select w.shard, w.seq, w.epoch, w.base::pg_snapshot as base, w.target::pg_snapshot as target, w.first_id, w.last_id,
+with opened as (
+    insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, first_id, last_id, partial, deliveries)
+    select w.shard, w.seq, w.epoch, $10::uuid, $11::uuid, w.base::pg_snapshot, w.target::pg_snapshot, w.first_id, w.last_id,
            w.partial, w.deliveries
     from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::boolean[],
                 $9::integer[]) as w (shard, seq, epoch, base, target, first_id, last_id, partial, deliveries)
-), opened as (
-    insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, first_id, last_id, partial, deliveries)
-    select w.shard, w.seq, w.epoch, $10::uuid, $11::uuid, w.base, w.target, w.first_id, w.last_id, w.partial, w.deliveries
-    from wanted w
-    on conflict (shard, seq) do nothing
-    returning shard
 )
-select {EFFECT_COLUMNS}, o.shard is not null as opened, clock_timestamp() as now
-{found}"
+select {EFFECT_COLUMNS}, clock_timestamp() as now
+from {found}"
     );
     let warnings = session.warnings();
     let statement = session.prepared(&sql).await?;
@@ -172,32 +221,30 @@ select {EFFECT_COLUMNS}, o.shard is not null as opened, clock_timestamp() as now
                 &columns.deliveries,
                 /* relay */ &opener.relay,
                 /* nonce */ &opener.nonce,
-                /* lowest */ lowest,
-                /* highest */ highest,
-                &columns.ids,
+                &ids,
             ],
         )
-        .await?;
+        .await;
+    let rows = match rows {
+        Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
+        rows => rows?,
+    };
     if session.warnings() != warnings {
         return Err(unflushed());
     }
-    let mut reading = Reading { now: rows.first().map(|row| row.get(EFFECT_WIDTH + 1)), ..Reading::default() };
-    let mut flights: BTreeMap<Shard, OpenedFlight> = BTreeMap::new();
     for row in &rows {
         let read = read_effect(row)?;
-        let shard = read.effect.shard;
-        if !row.get::<_, bool>(EFFECT_WIDTH) {
-            if !reading.lost.contains(&shard) {
-                reading.lost.push(shard);
-            }
-        } else if let Some(flight) = flights.get_mut(&shard) {
+        if let Some((flight, page)) = flights.get_mut(&read.effect.shard)
+            && page.holds(read.effect.id)
+        {
             flight.effects.push(read);
-        } else if let Some(position) = positions.remove(&shard) {
-            flights.insert(shard, OpenedFlight { shard, position, effects: vec![read] });
         }
     }
-    reading.opened = flights.into_values().map(OpenedFlight::in_order).collect();
-    Ok(reading)
+    Ok(Some(Reading {
+        now: rows.first().map(|row| row.get(EFFECT_WIDTH)),
+        opened: flights.into_values().map(|(flight, _)| flight.in_order()).collect(),
+        lost: Vec::new(),
+    }))
 }
 
 /// The pages as the statement's parameters.
@@ -212,19 +259,17 @@ struct Columns<'a> {
     lasts: Vec<i64>,
     partials: Vec<bool>,
     deliveries: Vec<i32>,
-    ids: Vec<i64>,
 }
 
 impl Columns<'_> {
-    fn push(&mut self, held: &Held, (first, last): (EffectId, EffectId), page: &Page) {
+    fn push(&mut self, held: &Held, page: &Page) {
         self.shards.push(held.shard.0);
         self.seqs.push(held.position.next_seq().0);
         self.epochs.push(held.epoch.0);
-        self.firsts.push(first.0);
-        self.lasts.push(last.0);
+        self.firsts.push(page.first().0);
+        self.lasts.push(page.last().0);
         self.partials.push(page.partial);
-        self.deliveries.push(page.deliveries as i32);
-        self.ids.extend(page.ids.iter().map(|id| id.0));
+        self.deliveries.push(page.deliveries() as i32);
     }
 }
 

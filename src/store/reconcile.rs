@@ -5,7 +5,7 @@ use tokio_postgres::Client;
 
 use super::Result;
 use super::effects::EFFECT_OF_M;
-use super::log::FLIGHT_IDS;
+use super::log::FLIGHT_EFFECTS;
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 
 /// Flights looked at in one statement.
@@ -40,24 +40,25 @@ pub async fn reconcile(client: &Client, shard: Shard, epoch: ShardEpoch, after: 
 with guard as (
     select 1 from fencepost.shards where shard = $1 and epoch = $2 for key share
 ), f as materialized (
-    select shard, seq, base, target, first_id, last_id, deliveries from fencepost.flights
+    select shard, seq, base, target, first_id, last_id, partial, deliveries from fencepost.flights
     where shard = $1 and seq > $3 and exists (select 1 from guard)
       and seq < coalesce((select min(o.seq) from fencepost.flights o where o.shard = $1 and o.seq > $3 and o.token is null),
                          9223372036854775807)
     order by seq limit $4
+), silent as materialized (
+    select f.seq, m.id, t.consumer_id
+    from f cross join lateral ({FLIGHT_EFFECTS}) m cross join lateral unnest(m.targets) as t (consumer_id)
+    where f.first_id is not null
+      and not exists (select 1 from fencepost.ledger l where l.effect_id = m.id and l.consumer_id = t.consumer_id offset 0)
+      and not exists (select 1 from fencepost.parked p where p.effect_id = m.id and p.consumer_id = t.consumer_id offset 0)
 ), missing as (
-    select e.id, e.shard, t.consumer_id,
+    select e.id, e.shard, m.consumer_id,
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold
-    from f cross join lateral ({FLIGHT_IDS}) m
-    cross join lateral ({EFFECT_OF_M}) e
-    cross join lateral unnest(e.targets) as t (consumer_id)
-    left join fencepost.consumers c on c.consumer_id = t.consumer_id
-    where f.first_id is not null
-      and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = t.consumer_id offset 0)
-      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = t.consumer_id offset 0)
-      and not exists (select 1 from fencepost.lags g where g.shard = f.shard and g.consumer_id = t.consumer_id
-                      and f.seq between g.from_seq and g.to_seq)
+    from silent m cross join lateral ({EFFECT_OF_M}) e
+    left join fencepost.consumers c on c.consumer_id = m.consumer_id
+    where not exists (select 1 from fencepost.lags g where g.shard = e.shard and g.consumer_id = m.consumer_id
+                      and m.seq between g.from_seq and g.to_seq offset 0)
 ), parked as (
     insert into fencepost.parked (effect_id, consumer_id, shard, ordering_key, state, next_attempt_at, reason, first_doubt_at)
     select id, consumer_id, shard, ordering_key, case when hold then 'in_doubt' else 'retry' end,

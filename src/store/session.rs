@@ -28,6 +28,8 @@ pub struct Notification {
 /// is paused amid a transaction holds locks that a takeover waits for: the server ends it.
 const SETTINGS: &str = "-- store::session_settings
 set jit = off;
+-- Each statement is planned once: its arrays are long, and planning for each anew costs more than running it.
+set plan_cache_mode = force_generic_plan;
 -- A plan made while the next segment was empty would go on reading it from end to end as it fills.
 set enable_seqscan = off;
 set max_parallel_workers_per_gather = 0;
