@@ -6,6 +6,7 @@ mod examples;
 mod faults;
 mod publish;
 pub mod rig;
+mod shut;
 mod storm;
 mod tls;
 
