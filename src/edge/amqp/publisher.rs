@@ -207,7 +207,10 @@ impl Session<'_> {
             match noticed {
                 Noticed::Event(Some(Event::ConnectionBlocked(reason))) => self.blocked(&reason, gate),
                 Noticed::Event(Some(Event::ConnectionUnblocked)) => self.unblocked(gate),
-                Noticed::Event(Some(Event::Error(error))) => return self.lost(report(&error), gate).await,
+                Noticed::Event(Some(Event::Error(error))) => {
+                    let why = self.explain(&error);
+                    return self.lost(why, gate).await;
+                }
                 Noticed::Event(Some(_)) => {}
                 Noticed::Event(None) => return self.lost("the connection ended".into(), gate).await,
                 Noticed::Done(done) => {
@@ -350,7 +353,7 @@ impl Session<'_> {
                     Fate::Ambiguous("the channel does not confirm".into())
                 }
                 Verdict::Unsent(ref error) | Verdict::Lost(ref error) => {
-                    let why = report(error);
+                    let why = self.explain(error);
                     broken.get_or_insert_with(|| why.clone());
                     let refused = link::reply_code(error).filter(|_| link::is_channels(error));
                     match refused {
@@ -366,15 +369,37 @@ impl Session<'_> {
                     }
                 }
             };
-            if !matches!(fate, Fate::Ambiguous(_) | Fate::Shut(_)) {
-                self.standing = Standing::Proved;
-                self.suspects.remove(&id);
+            match fate {
+                Fate::Ambiguous(_) | Fate::Shut(_) => {}
+                // Nothing gets through as long as that stands.
+                Fate::NotDelivered(_) => _ = self.suspects.remove(&id),
+                Fate::Confirmed | Fate::Unroutable(_) | Fate::Refused(_) => {
+                    self.standing = Standing::Proved;
+                    self.suspects.remove(&id);
+                }
             }
             // Whoever gave the attempt up needs no answer.
             let _ = sender.send(fate);
         }
         self.suspect(died_with);
         broken
+    }
+
+    /// What an error says, with what to do where the object is to blame and not the message.
+    fn explain(&self, error: &lapin::Error) -> String {
+        let (broker, words) = (&self.plan.broker, report(error));
+        let exchange = match self.plan.exchange.as_str() {
+            "" => "amq.default",
+            name => name,
+        };
+        match link::reply_code(error) {
+            Some(403) => format!(
+                "{words} (the login of [brokers.{}] needs write on exchange {exchange:?}: rabbitmqctl set_permissions)",
+                broker.name
+            ),
+            Some(404) => format!("{words} (the owner of exchange {exchange:?} must declare it in {:?})", broker.vhost),
+            _ => words,
+        }
     }
 
     /// Remembers what was out when a channel died.

@@ -166,9 +166,9 @@ async fn a_memory_alarm_shuts_the_way_at_once_and_costs_nothing() {
     broker_process.ctl(&["set_vm_memory_high_watermark", "0.0000001"]).await.unwrap();
     let why = eventually("the alarm shuts the way", async || edge.shut()).await;
     assert!(why.contains("blocked"), "{why}");
-    // Longer than the confirm's deadline: blocked time does not count against it.
+    // Half a minute, longer than any deadline here: blocked time does not count against them.
     let during = load.ended();
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
     assert!(edge.shut().is_some(), "still blocked");
     assert!(load.ended() <= during + 64, "attempts went on during the alarm");
     broker_process.ctl(&["set_vm_memory_high_watermark", "0.4"]).await.unwrap();
