@@ -249,6 +249,15 @@ create table fencepost.orphan_acks (
     properties     jsonb not null
 );
 
+-- Consumers' words over AMQP that are no end and came before their message's confirm: they act when the attempt has ended.
+create table fencepost.early_acks (
+    effect_id   bigint not null,
+    consumer_id integer not null,
+    word        text not null check (word in ('in_progress', 'not_applied')),
+    at          timestamptz not null default clock_timestamp(),
+    primary key (effect_id, consumer_id)
+);
+
 create table fencepost.audit_log (
     id     bigint generated always as identity primary key,
     at     timestamptz not null default clock_timestamp(),
@@ -286,5 +295,7 @@ create table fencepost.relays (
     token      text not null check (token in ('worked', 'idle', 'failed')),
     started_at timestamptz not null default clock_timestamp(),
     at         timestamptz not null default clock_timestamp(),
-    stopped_at timestamptz
+    stopped_at timestamptz,
+    -- Edges whose way is shut for it now: consumer and reason.
+    shut_edges jsonb not null default '{}'
 ) with (fillfactor = 50);

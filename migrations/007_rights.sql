@@ -33,17 +33,17 @@ begin
         execute format('grant select on all tables in schema fencepost to %I', role);
         execute format(
             'grant insert on fencepost.ledger, fencepost.attempts, fencepost.flights, fencepost.parked, fencepost.lags, fencepost.effects_kept, '
-            'fencepost.relays, fencepost.workers, fencepost.alarms, fencepost.orphan_acks, fencepost.audit_log to %I', role);
+            'fencepost.relays, fencepost.workers, fencepost.alarms, fencepost.orphan_acks, fencepost.early_acks, fencepost.audit_log to %I', role);
         execute format(
             'grant update on fencepost.flights, fencepost.parked, fencepost.lags, fencepost.shards, fencepost.relays, fencepost.workers, '
-            'fencepost.consumers, fencepost.alarms, fencepost.settings, fencepost.history to %I', role);
+            'fencepost.consumers, fencepost.alarms, fencepost.early_acks, fencepost.settings, fencepost.history to %I', role);
         -- A start that was written, and whose answer was lost, is written again.
         execute format('grant update (relay) on fencepost.attempts to %I', role);
         -- Where reading begins anew, and whether the sequence lies behind a restored log.
         execute format('grant select on sequence fencepost.effects_id_seq to %I', role);
         execute format(
             'grant delete on fencepost.flights, fencepost.parked, fencepost.lags, fencepost.attempts, fencepost.effects_kept, fencepost.relays, fencepost.subscriptions, '
-            'fencepost.workers, fencepost.alarms, fencepost.orphan_acks, fencepost.audit_log, fencepost.tasks, fencepost.task_epochs to %I', role);
+            'fencepost.workers, fencepost.alarms, fencepost.orphan_acks, fencepost.early_acks, fencepost.audit_log, fencepost.tasks, fencepost.task_epochs to %I', role);
     end if;
 end $$;
 

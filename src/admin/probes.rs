@@ -1,5 +1,6 @@
 //! `/livez`: restart me if this fails. `/readyz`: I can do my work.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use super::{Admin, PROBE_TIMEOUT, service};
+use crate::relay::health::ShutEdges;
 use crate::store::schema;
 
 /// A reader that has not come round for so long hangs, unless the database is away: then it waits for it.
@@ -28,7 +30,9 @@ struct Ready {
     faults: Vec<String>,
     shards: u64,
     /// Consumers that need a look. They do not make a relay unready: the others are served.
-    unhealthy_consumers: Vec<String>,
+    unhealthy_consumers: BTreeSet<String>,
+    /// Those of them whose way is shut for this relay now, a broker away or blocking, and why. Told from memory, at once.
+    shut_edges: ShutEdges,
 }
 
 pub async fn livez(State(admin): State<Arc<Admin>>) -> Response {
@@ -53,9 +57,11 @@ pub async fn readyz(State(admin): State<Arc<Admin>>) -> Response {
         }
         Some(_) => {}
     }
-    let unhealthy_consumers = if reachable { service::unhealthy(&admin).await } else { Vec::new() };
+    let mut unhealthy_consumers = if reachable { service::unhealthy(&admin).await } else { BTreeSet::new() };
+    let shut_edges = admin.health.shut_edges().borrow().clone();
+    unhealthy_consumers.extend(shut_edges.keys().cloned());
     let ready = faults.is_empty();
-    answer(ready, &Ready { ready, faults, shards: admin.health.shards(), unhealthy_consumers })
+    answer(ready, &Ready { ready, faults, shards: admin.health.shards(), unhealthy_consumers, shut_edges })
 }
 
 fn answer(good: bool, body: &impl Serialize) -> Response {

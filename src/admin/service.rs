@@ -40,8 +40,8 @@ pub async fn render(admin: &Admin) -> String {
 }
 
 /// Consumers that are paused, asked to be left alone, have deliveries in trouble, or cannot be reached by any.
-pub async fn unhealthy(admin: &Admin) -> Vec<String> {
-    let Some(service) = look(admin).await else { return Vec::new() };
+pub async fn unhealthy(admin: &Admin) -> BTreeSet<String> {
+    let Some(service) = look(admin).await else { return BTreeSet::new() };
     let is_unhealthy = |edge: &&Edge| {
         edge.paused
             || edge.not_before_in.is_some()
@@ -50,7 +50,7 @@ pub async fn unhealthy(admin: &Admin) -> Vec<String> {
     let shut =
         service.alarms.iter().filter(|alarm| alarm.name == ALARM_SHUT.as_str()).map(|alarm| alarm.object.clone());
     let unhealthy = service.edges.iter().filter(is_unhealthy).map(|edge| edge.name.clone());
-    unhealthy.chain(shut).collect::<BTreeSet<_>>().into_iter().collect()
+    unhealthy.chain(shut).collect()
 }
 
 /// One look at a time; who comes meanwhile gets its result.

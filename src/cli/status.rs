@@ -155,10 +155,14 @@ fn edges(edges: &[Edge]) -> String {
 }
 
 fn state(edge: &Edge) -> String {
-    match (edge.retired, edge.paused, edge.not_before_in) {
-        (true, _, _) => "retired".into(),
-        (_, true, _) => format!("paused: {}", edge.paused_reason.as_deref().unwrap_or("-")),
-        (_, _, Some(seconds)) => format!("asked to wait {}", span(seconds)),
+    match (edge.retired, edge.paused, edge.not_before_in, edge.shut.first()) {
+        (true, ..) => "retired".into(),
+        (_, true, ..) => format!("paused: {}", edge.paused_reason.as_deref().unwrap_or("-")),
+        (_, _, _, Some(first)) => {
+            let relays: Vec<&str> = edge.shut.iter().map(|shut| shut.relay.as_str()).collect();
+            format!("shut at {}: {}", relays.join(", "), first.why)
+        }
+        (_, _, Some(seconds), _) => format!("asked to wait {}", span(seconds)),
         _ => "active".into(),
     }
 }

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::clock::DatabaseClock;
 use super::delivery::Delivery;
+use super::health::Health;
 use super::options::RetryOptions;
 use super::settle::{Circumstances, Decision, Next, Parking, decide};
 use super::settler::{Settlement, Settler, StartAnswer, Verdict};
@@ -34,6 +35,8 @@ pub struct Served {
 pub struct Shared {
     pub settler: Settler,
     pub pool: Pool,
+    /// Where it is said at once which ways are shut.
+    pub health: Arc<Health>,
     pub clock: DatabaseClock,
     pub retry: RetryOptions,
     /// Deliveries during whose attempts a relay died run one at a time.

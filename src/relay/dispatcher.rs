@@ -156,8 +156,10 @@ impl State {
         let mut sweep = tokio::time::interval(SWEEP_EVERY);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            self.note_way();
             let wake = if self.draining { None } else { self.start_attempts() };
             if self.draining && self.attempts.is_empty() {
+                self.shared.health.edge(&self.served.consumer.name, None);
                 return;
             }
             let served = Arc::clone(&self.served);
@@ -459,10 +461,14 @@ impl State {
         self.gate.set_limits(consumer.concurrency, consumer.rate.map(share), Instant::now());
     }
 
+    fn note_way(&mut self) {
+        let Shared { health, pool, .. } = &self.shared;
+        self.way.note(&self.served.consumer.name, self.served.edge.shut(), health, pool);
+    }
+
     /// What waits too long leaves its flight: its lane lags, and other consumers do not wait for it.
     fn sweep(&mut self) {
         self.share_rate();
-        self.way.note(&self.served.consumer.name, self.served.edge.shut(), &self.shared.pool);
         let shut = self.gate.is_shut_for(self.park_after, Instant::now());
         let late: Vec<Shard> = self
             .lanes

@@ -24,6 +24,8 @@ pub struct Doorbell {
     pub shards: Notify,
     /// A delivery was parked, or an operator made one due.
     pub parked: Notify,
+    /// A consumer's word waited for the attempt that has just ended.
+    pub early: Notify,
 }
 
 #[derive(Default)]

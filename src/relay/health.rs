@@ -1,10 +1,15 @@
 //! What the relay tells the outside about itself, without being asked twice.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
+
+/// Consumers whose way is shut for this relay now, each with the reason.
+pub type ShutEdges = BTreeMap<String, String>;
 
 /// Shared by the relay, which writes, and the admin endpoints, which read.
 #[derive(Debug)]
@@ -13,12 +18,19 @@ pub struct Health {
     last_turn: Mutex<Instant>,
     last_renewal: Mutex<Option<Instant>>,
     shards: AtomicU64,
+    shut_edges: watch::Sender<ShutEdges>,
 }
 
 impl Default for Health {
     fn default() -> Self {
         let now = Instant::now();
-        Self { started: now, last_turn: Mutex::new(now), last_renewal: Mutex::new(None), shards: AtomicU64::new(0) }
+        Self {
+            started: now,
+            last_turn: Mutex::new(now),
+            last_renewal: Mutex::new(None),
+            shards: AtomicU64::new(0),
+            shut_edges: watch::Sender::default(),
+        }
     }
 }
 
@@ -43,6 +55,22 @@ impl Health {
     pub fn renewed(&self, shards: usize) {
         *self.last_renewal.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         self.shards.store(shards as u64, Ordering::Relaxed);
+    }
+
+    /// The way to a consumer is shut, or open again (`None`).
+    pub fn edge(&self, consumer: &str, shut: Option<&str>) {
+        self.shut_edges.send_if_modified(|edges| {
+            let before = match shut {
+                Some(why) => edges.insert(consumer.to_string(), why.to_string()),
+                None => edges.remove(consumer),
+            };
+            before.as_deref() != shut
+        });
+    }
+
+    /// The ways that are shut, now and whenever that changes.
+    pub fn shut_edges(&self) -> watch::Receiver<ShutEdges> {
+        self.shut_edges.subscribe()
     }
 
     pub fn since_turn(&self) -> Duration {

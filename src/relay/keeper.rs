@@ -74,10 +74,18 @@ impl Keeper {
         release: &CancellationToken,
     ) -> Result<()> {
         relays::register(session.client(), self.relay, &self.name).await?;
+        let mut shut_edges = self.health.shut_edges();
+        // This session has told nothing of them yet.
+        shut_edges.mark_changed();
         let mut renew_at = Instant::now();
         loop {
             self.renew_if_due(&mut renew_at, session).await?;
             self.release_lost(session).await?;
+            // The health they belong to is ours, and so is its sender.
+            if shut_edges.has_changed().unwrap_or(false) {
+                let shut = shut_edges.borrow_and_update().clone();
+                relays::edges(session.client(), self.relay, &shut).await?;
+            }
             let mut wait_for_more = false;
             if !stop.is_cancelled() {
                 let roster = shards::roster(session.client(), self.lease).await?;
@@ -98,6 +106,7 @@ impl Keeper {
                 () = release.cancelled() => return Ok(()),
                 () = tokio::time::sleep_until(look_at) => {}
                 () = self.bell.shards.notified() => {}
+                _ = shut_edges.changed() => shut_edges.mark_changed(),
             }
         }
     }

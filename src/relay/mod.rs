@@ -13,6 +13,7 @@ pub mod clock;
 pub mod delivery;
 pub mod dispatcher;
 pub mod doorbell;
+mod early;
 pub mod gate;
 pub mod health;
 pub mod history;

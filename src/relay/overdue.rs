@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use deadpool_postgres::Pool;
 use tokio_util::sync::CancellationToken;
 
 use super::replies::Replies;
@@ -17,8 +18,7 @@ use crate::store::{Result, database::Error};
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Looks every few seconds until `stop`.
-pub async fn watch(replies: Replies, stop: CancellationToken) {
-    let pool = replies.database.pool(1);
+pub async fn watch(replies: Replies, pool: Pool, stop: CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::doorbell::Doorbell;
+use super::early;
 use super::options::RetryOptions;
 use super::outage;
 use super::overdue;
@@ -23,7 +24,8 @@ use crate::model::broker::Broker;
 use crate::model::consumer::{AckMode, EdgeSpec};
 use crate::model::key::Shard;
 use crate::store::alarms::{self, Alarm};
-use crate::store::replies::{self, Orphan, Pace, Recorded, Word};
+use crate::store::early::{Deferred, Pace};
+use crate::store::replies::{self, Orphan, Recorded, Word};
 use crate::store::session::Session;
 use crate::store::{self, Database};
 
@@ -57,7 +59,9 @@ impl Replies {
             tasks.spawn(Box::pin(self.clone().write_down(Arc::clone(broker), heard, stop.clone())));
             told.push((broker.name.clone(), shards));
         }
-        tasks.spawn(overdue::watch(self.clone(), stop.clone()));
+        let pool = self.database.pool(2);
+        tasks.spawn(overdue::watch(self.clone(), pool.clone(), stop.clone()));
+        tasks.spawn(early::watch(self.clone(), pool, stop.clone()));
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
             tokio::select! {
@@ -173,18 +177,12 @@ impl Replies {
         orphans: &[Orphan],
         stop: &CancellationToken,
     ) -> Option<store::Result<Vec<Recorded>>> {
-        let pace = Pace {
-            base: self.retry.base,
-            cap: self.retry.cap,
-            budget: self.retry.budget,
-            in_progress_max: self.retry.in_progress_max,
-        };
         loop {
             let mut open = match session.take() {
                 Some(open) => open,
                 None => outage::reconnect(&self.database, "replies", stop).await?,
             };
-            match replies::record(open.client_mut(), shard, words, orphans, pace).await {
+            match replies::record(open.client_mut(), shard, words, orphans, self.pace()).await {
                 Err(error) if error.is_disconnect() => {
                     tracing::debug!(error = %report(&error), "replies wait for the database");
                 }
@@ -193,6 +191,15 @@ impl Replies {
                     return Some(written);
                 }
             }
+        }
+    }
+
+    pub fn pace(&self) -> Pace {
+        Pace {
+            base: self.retry.base,
+            cap: self.retry.cap,
+            budget: self.retry.budget,
+            in_progress_max: self.retry.in_progress_max,
         }
     }
 
@@ -214,8 +221,11 @@ impl Replies {
                         raise(session, Alarm::Conflict, &object, "same key, other payload").await;
                     }
                 }
-                Recorded::Deferred => {
-                    freed = true;
+                Recorded::Deferred(deferred) => {
+                    match deferred {
+                        Deferred::Acted => freed = true,
+                        Deferred::Kept => self.bell.early.notify_one(),
+                    }
                     metrics::counter!("fencepost_replies_total", "consumer" => consumer, "token" => word.ack.wire())
                         .increment(1);
                 }

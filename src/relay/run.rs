@@ -62,6 +62,7 @@ pub async fn run(
     let shared = Shared {
         settler: settler.clone(),
         pool: database.pool(POOL_SIZE),
+        health: Arc::clone(&health),
         clock: DatabaseClock::new(now),
         retry: options.retry.clone(),
         suspects: Arc::new(Semaphore::new(1)),

@@ -22,7 +22,8 @@ use crate::mutant::{self, Mutant};
 use crate::store::lags::{LaneId, Range};
 use crate::store::session::Session;
 use crate::store::settle::{
-    self, AdvanceRow, Batch, CloseRow, DeliveryId, Durability, EndRow, FactRow, LagRow, ParkRow, Refused, StartRow,
+    self, AdvanceRow, Batch, CloseRow, DeliveryId, Durability, Early, EndRow, FactRow, LagRow, ParkRow, Refused,
+    StartRow, Written,
 };
 use crate::store::{Database, alarms};
 
@@ -156,7 +157,10 @@ impl Writer {
             failpoint::reach("settle", &[]).await;
         }
         match self.persist(&batch).await {
-            Some(Ok(refused)) => {
+            Some(Ok(Written { refused, early })) => {
+                if early == Early::Some {
+                    self.bell.early.notify_one();
+                }
                 // What leaves the parking lot may have released the next of its key.
                 if !batch.parks.is_empty() || !batch.unpark.is_empty() || !batch.advances.is_empty() {
                     self.bell.parked.notify_one();
@@ -177,7 +181,7 @@ impl Writer {
     }
 
     /// `None` where the relay was told to end before the database came back.
-    async fn persist(&mut self, batch: &Batch) -> Option<Result<Refused, crate::store::Error>> {
+    async fn persist(&mut self, batch: &Batch) -> Option<Result<Written, crate::store::Error>> {
         loop {
             let (mut session, connection) = match self.session.take() {
                 Some(session) => (session, Connection::Known),
@@ -187,7 +191,7 @@ impl Writer {
                 Err(error) if error.is_disconnect() => {
                     tracing::debug!(error = %report(&error), "outcomes wait for the database");
                     if mutant::is(Mutant::CommitErrorAsSuccess) {
-                        return Some(Ok(Refused::default()));
+                        return Some(Ok(Written::default()));
                     }
                 }
                 written => {
@@ -203,7 +207,7 @@ impl Writer {
         session: &mut Session,
         connection: Connection,
         batch: &Batch,
-    ) -> Result<Refused, crate::store::Error> {
+    ) -> Result<Written, crate::store::Error> {
         if connection == Connection::New {
             settle::commit_lazily(session).await?;
             for batch in self.unflushed.again() {
@@ -218,7 +222,7 @@ impl Writer {
             self.unflushed.reached(settle::wal(session).await?);
         }
         match batch.is_empty() {
-            true => Ok(Refused::default()),
+            true => Ok(Written::default()),
             false => settle::write(session, batch, self.relay).await,
         }
     }

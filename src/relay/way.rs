@@ -1,5 +1,5 @@
 //! An edge whose way is shut for every delivery alike (a broker away or blocking): nothing is attempted, no budget is
-//! spent, and what lasts becomes an alarm.
+//! spent, whoever asks is told at once, and what lasts becomes an alarm.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use deadpool_postgres::Pool;
 use tokio::time::Instant;
 
+use super::health::Health;
 use crate::edge::error::report;
 use crate::store::alarms::{self, Alarm};
 
@@ -16,6 +17,8 @@ const ALARM_AFTER: Duration = Duration::from_secs(10);
 /// What was last told about one consumer's way.
 #[derive(Debug, Default)]
 pub struct Way {
+    /// `None` before the first look.
+    seen: Option<Option<Arc<str>>>,
     shut_since: Option<Instant>,
     told: Told,
 }
@@ -30,10 +33,14 @@ enum Told {
 }
 
 impl Way {
-    /// Passes on what changed: the gauge at once, the alarm when it lasts.
-    pub fn note(&mut self, consumer: &str, shut: Option<Arc<str>>, pool: &Pool) {
-        let open = if shut.is_none() { 1.0 } else { 0.0 };
-        metrics::gauge!("fencepost_edge_open", "consumer" => consumer.to_string()).set(open);
+    /// Passes on what changed: to readiness, `status` and the gauge at once, as an alarm when it lasts.
+    pub fn note(&mut self, consumer: &str, shut: Option<Arc<str>>, health: &Health, pool: &Pool) {
+        if self.seen.as_ref() != Some(&shut) {
+            let open = if shut.is_none() { 1.0 } else { 0.0 };
+            metrics::gauge!("fencepost_edge_open", "consumer" => consumer.to_string()).set(open);
+            health.edge(consumer, shut.as_deref());
+            self.seen = Some(shut.clone());
+        }
         let Some(why) = shut else {
             self.shut_since = None;
             if self.told != Told::AllClear {

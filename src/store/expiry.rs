@@ -122,6 +122,7 @@ fn statements(oldest: i64) -> Vec<(&'static str, String)> {
                      select o.id from fencepost.orphan_acks o where o.at < {CUT} order by o.id limit {PAGE})"
             ),
         ),
+        ("early_acks", format!("delete from fencepost.early_acks where at < {CUT}")),
         ("alarms", format!("delete from fencepost.alarms where resolved_at < {CUT}")),
         ("relays", format!("delete from fencepost.relays where at < {CUT}")),
         ("workers", format!("delete from fencepost.workers where at < {CUT}")),

@@ -7,6 +7,7 @@ pub mod audit;
 pub mod consumers;
 pub mod database;
 pub mod doorbell;
+pub mod early;
 pub mod effects;
 pub mod expiry;
 pub mod flights;

@@ -1,5 +1,7 @@
 //! What relays say of themselves: a growing tick with a token, so that silence is seen.
 
+use std::collections::BTreeMap;
+
 use tokio_postgres::Client;
 use uuid::Uuid;
 
@@ -29,6 +31,18 @@ pub async fn tick(client: &Client, relay: Uuid, token: TickToken) -> Result<()> 
             "-- store::tick_relay
              update fencepost.relays set tick = tick + 1, token = $2, at = clock_timestamp() where relay = $1",
             &[&relay, &token.as_str()],
+        )
+        .await?;
+    Ok(())
+}
+
+/// Which edges are shut for a relay now, and why.
+pub async fn edges(client: &Client, relay: Uuid, shut: &BTreeMap<String, String>) -> Result<()> {
+    client
+        .execute(
+            "-- store::shut_edges
+             update fencepost.relays set shut_edges = $2 where relay = $1 and shut_edges is distinct from $2",
+            &[&relay, &tokio_postgres::types::Json(shut)],
         )
         .await?;
     Ok(())

@@ -1,13 +1,13 @@
 //! Consumers' replies over AMQP, written down before the broker is told (contract, section 5).
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use secrecy::SecretString;
 use serde::Serialize;
 use serde_json::Value;
 use tokio_postgres::{Client, Transaction};
 
+use super::early::{self, Deferral, Deferred, Pace};
 use super::settle::{DeliveryId, drop_settled};
 use super::{Error, Result};
 use crate::model::key::{ConsumerId, EffectId, EffectKey, Shard};
@@ -75,21 +75,9 @@ pub enum Recorded {
         contradicts: Option<Fact>,
     },
     /// Not done yet: the delivery goes on waiting, or is tried again.
-    Deferred,
+    Deferred(Deferred),
     Orphan(&'static str),
 }
-
-/// How long a word that is no end lets a delivery wait.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    pub base: Duration,
-    pub cap: Duration,
-    pub budget: Duration,
-    pub in_progress_max: Duration,
-}
-
-/// How long one `in-progress` lets the consumer be.
-const IN_PROGRESS_FOR: Duration = Duration::from_secs(300);
 
 /// Writes replies down, all or none, in the order they came. Facts are unconditional: whoever published, whoever holds
 /// the shard. To be called again with the same replies after an error: nothing is written twice.
@@ -125,8 +113,8 @@ pub async fn record(
                     Recorded::Fact { fact, contradicts }
                 }
                 None => {
-                    defer(&tx, delivery, word.ack, pace).await?;
-                    Recorded::Deferred
+                    let deferral = Deferral::of(word.ack);
+                    Recorded::Deferred(early::defer(&tx, delivery, deferral, pace).await?)
                 }
             },
         };
@@ -231,40 +219,6 @@ async fn append(tx: &Transaction<'_>, facts: &[(DeliveryId, Fact, Option<&str>)]
         &[&effects, &consumers],
     )
     .await?;
-    Ok(())
-}
-
-/// A word that is no end. A row that is not there yet belongs to a confirm still on its way: the ack timeout covers it.
-async fn defer(tx: &Transaction<'_>, delivery: DeliveryId, ack: Ack, pace: Pace) -> Result<()> {
-    let (effect, consumer) = (delivery.effect.0, delivery.consumer.0);
-    match ack {
-        Ack::InProgress => {
-            tx.execute(
-                "-- store::reply_in_progress
-                 update fencepost.parked p
-                 set in_progress_since = coalesce(p.in_progress_since, clock_timestamp()),
-                     next_attempt_at = greatest(p.next_attempt_at, least(
-                         clock_timestamp() + make_interval(secs => $3),
-                         coalesce(p.in_progress_since, clock_timestamp()) + make_interval(secs => $4)))
-                 where p.effect_id = $1 and p.consumer_id = $2 and p.state = 'unacked'",
-                &[&effect, &consumer, &IN_PROGRESS_FOR.as_secs_f64(), &pace.in_progress_max.as_secs_f64()],
-            )
-            .await?;
-        }
-        _ => {
-            tx.execute(
-                "-- store::reply_not_applied
-                 update fencepost.parked p
-                 set state = case when p.first_failed_at < clock_timestamp() - make_interval(secs => $5) then 'dead' else 'retry' end,
-                     next_attempt_at = clock_timestamp() + make_interval(secs => least($3 * power(2, least(p.attempts, 30) - 1), $4)),
-                     first_failed_at = coalesce(p.first_failed_at, clock_timestamp()), first_doubt_at = null,
-                     in_progress_since = null, reason = 'the consumer replied not-applied'
-                 where p.effect_id = $1 and p.consumer_id = $2 and p.state in ('unacked', 'in_doubt')",
-                &[&effect, &consumer, &pace.base.as_secs_f64(), &pace.cap.as_secs_f64(), &pace.budget.as_secs_f64()],
-            )
-            .await?;
-        }
-    }
     Ok(())
 }
 

@@ -140,6 +140,21 @@ pub enum Durability {
     Flushed,
 }
 
+/// What became of a batch besides being written.
+#[derive(Default, Debug)]
+pub struct Written {
+    pub refused: Refused,
+    pub early: Early,
+}
+
+/// Whether a consumer's word has been waiting for the end of an attempt in a batch (`early`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Early {
+    #[default]
+    None,
+    Some,
+}
+
 /// The claims of a batch that were refused, because the shard has another owner or, for a start, a fact was there already.
 #[derive(Default, Debug)]
 pub struct Refused {
@@ -199,14 +214,14 @@ pub async fn wal(session: &Session) -> Result<Wal> {
 
 /// Writes a batch: all of it or nothing. May be repeated after an error whose cause was the connection: a start that
 /// was written by the same relay is not refused the second time.
-pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<Refused> {
+pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<Written> {
     let level = match batch.durability {
         Durability::Lazy => "off",
         Durability::Flushed => "on",
     };
     if batch.is_plain() && batch.durability == Durability::Lazy {
         write_plain(session, batch).await?;
-        return Ok(Refused::default());
+        return Ok(Written::default());
     }
     let facts = session.prepared(&facts_sql(Known::Perhaps)).await?;
     let tx = session.client_mut().transaction().await?;
@@ -234,29 +249,37 @@ pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<
         unpark(&tx, &batch.unpark).await?;
     }
     tx.commit().await?;
-    let unacked: Vec<DeliveryId> =
-        batch.parks.iter().filter(|park| park.state == Waiting::Unacked).map(|park| park.delivery).collect();
-    if !unacked.is_empty() {
-        drop_settled(session.client(), &unacked).await?;
-    }
-    Ok(refused)
+    // Those a consumer's word may have overtaken.
+    let spoken_of = |park: &&ParkRow| matches!(park.state, Waiting::Unacked | Waiting::InDoubt);
+    let overtaken: Vec<DeliveryId> = batch.parks.iter().filter(spoken_of).map(|park| park.delivery).collect();
+    let early = match overtaken.is_empty() {
+        true => Early::None,
+        false => drop_settled(session.client(), &overtaken).await?,
+    };
+    Ok(Written { refused, early })
 }
 
-/// Removes the parked rows of deliveries that have a fact. A row and a fact that were committed at the same moment did
-/// not see each other: whoever of the two writes calls this after its commit, and the later one finds both.
-pub async fn drop_settled(client: &Client, rows: &[DeliveryId]) -> Result<u64> {
+/// Removes the parked rows of deliveries that have a fact, and says whether a word waits for any of them. A row and a word
+/// that were committed at the same moment did not see each other: whoever of the two writes calls this after its commit,
+/// and the later one finds both.
+pub async fn drop_settled(client: &Client, rows: &[DeliveryId]) -> Result<Early> {
     let effects: Vec<i64> = rows.iter().map(|d| d.effect.0).collect();
     let consumers: Vec<i32> = rows.iter().map(|d| d.consumer.0).collect();
-    let removed = client
-        .execute(
+    let row = client
+        .query_one(
             "-- store::drop_settled
-             delete from fencepost.parked p using unnest($1::bigint[], $2::integer[]) as d (effect_id, consumer_id)
-             where p.effect_id = d.effect_id and p.consumer_id = d.consumer_id and not p.replay
-               and exists (select 1 from fencepost.ledger l where l.effect_id = d.effect_id and l.consumer_id = d.consumer_id offset 0)",
+             with d as (
+                 select * from unnest($1::bigint[], $2::integer[]) as d (effect_id, consumer_id)
+             ), dropped as (
+                 delete from fencepost.parked p using d
+                 where p.effect_id = d.effect_id and p.consumer_id = d.consumer_id and not p.replay
+                   and exists (select 1 from fencepost.ledger l where l.effect_id = d.effect_id and l.consumer_id = d.consumer_id offset 0)
+             )
+             select exists (select from d join fencepost.early_acks using (effect_id, consumer_id))",
             &[&effects, &consumers],
         )
         .await?;
-    Ok(removed)
+    Ok(if row.get(0) { Early::Some } else { Early::None })
 }
 
 /// The healthy path. That a fact is there already is rare, and looking for it costs every row a third of its time and a

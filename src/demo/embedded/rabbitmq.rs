@@ -16,6 +16,15 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const PLACES: [&str; 3] = ["/usr/lib/rabbitmq/bin", "/opt/rabbitmq/sbin", "/usr/local/sbin"];
 const USER: &str = "fencepost";
 
+/// What a node that speaks TLS is given, in PEM. It asks its clients for a certificate of the same authority, and lets
+/// those log in by it (SASL EXTERNAL) that are named like a user.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    pub authority: String,
+    pub certificate: String,
+    pub key: String,
+}
+
 /// A running private node. Dropped, it is gone with its folder and its epmd.
 #[derive(Debug)]
 pub struct PrivateRabbitmq {
@@ -28,6 +37,7 @@ pub struct PrivateRabbitmq {
     name: String,
     password: String,
     port: u16,
+    tls_port: Option<u16>,
     dist_port: u16,
     epmd_port: u16,
 }
@@ -35,6 +45,15 @@ pub struct PrivateRabbitmq {
 impl PrivateRabbitmq {
     /// Finds a broker (or installs one where that needs no question) and starts a node of its own.
     pub async fn start() -> Result<Self> {
+        Self::start_with(None).await
+    }
+
+    /// The same, which speaks TLS on a port of its own as well.
+    pub async fn start_with_tls(tls: &Tls) -> Result<Self> {
+        Self::start_with(Some(tls)).await
+    }
+
+    async fn start_with(tls: Option<&Tls>) -> Result<Self> {
         let bin = match find()? {
             Some(bin) => bin,
             None => {
@@ -53,13 +72,15 @@ impl PrivateRabbitmq {
             name: format!("fencepost-{:08x}@localhost", rand::random::<u32>()),
             password: format!("{:032x}", rand::random::<u128>()),
             port: 0,
+            tls_port: None,
             dist_port: 0,
             epmd_port: 0,
         };
-        this.configure()?;
         // A port is only ours once it is bound: somebody may take it in between.
         for attempt in 1.. {
             (this.port, this.dist_port, this.epmd_port) = (free_port()?, free_port()?, free_port()?);
+            this.tls_port = tls.map(|_| free_port()).transpose()?;
+            this.configure(tls)?;
             match this.boot().await {
                 Err(_) if attempt < 3 => (this.node, this.epmd) = (None, None),
                 outcome => {
@@ -83,6 +104,11 @@ impl PrivateRabbitmq {
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Where it speaks TLS, if it does.
+    pub fn tls_port(&self) -> Option<u16> {
+        self.tls_port
     }
 
     /// Runs `rabbitmqctl ARGS` against this node and gives what it printed.
@@ -140,8 +166,10 @@ impl PrivateRabbitmq {
         let copy = output.try_clone().map_err(Error::io("cannot write the broker's log"))?;
         command.stdout(copy).stderr(output);
         self.node = Some(self.guardian.spawn(command, Signal::Kill).map_err(Error::io("cannot start RabbitMQ"))?);
-        let port = self.port;
-        self.listens(port).await
+        for port in [Some(self.port), self.tls_port].into_iter().flatten() {
+            self.listens(port).await?;
+        }
+        Ok(())
     }
 
     async fn end(&mut self, signal: Signal) -> Result<()> {
@@ -177,8 +205,8 @@ impl PrivateRabbitmq {
         }
     }
 
-    fn configure(&self) -> Result<()> {
-        let config = [
+    fn configure(&self, tls: Option<&Tls>) -> Result<()> {
+        let mut config = vec![
             format!("default_user = {USER}"),
             format!("default_pass = {}", self.password),
             "disk_free_limit.absolute = 1MB".into(),
@@ -186,11 +214,33 @@ impl PrivateRabbitmq {
             "log.console.level = warning".into(),
             "log.file = false".into(),
         ];
+        let mut plugins = "[].\n";
+        if let (Some(tls), Some(port)) = (tls, self.tls_port) {
+            plugins = "[rabbitmq_auth_mechanism_ssl].\n";
+            config.extend(self.configure_tls(tls, port)?);
+        }
         write_private(&self.folder.join("rabbitmq.conf"), &(config.join("\n") + "\n"), None)?;
-        for (file, text) in [("plugins", "[].\n"), ("env.conf", "")] {
+        for (file, text) in [("plugins", plugins), ("env.conf", "")] {
             fs::write(self.folder.join(file), text).map_err(Error::io("cannot configure RabbitMQ"))?;
         }
         Ok(())
+    }
+
+    fn configure_tls(&self, tls: &Tls, port: u16) -> Result<Vec<String>> {
+        let mut config = vec![
+            format!("listeners.ssl.default = 127.0.0.1:{port}"),
+            "ssl_options.verify = verify_peer".into(),
+            "ssl_options.fail_if_no_peer_cert = true".into(),
+            "ssl_cert_login_from = common_name".into(),
+            "auth_mechanisms.1 = EXTERNAL".into(),
+            "auth_mechanisms.2 = PLAIN".into(),
+        ];
+        for (option, text) in [("cacertfile", &tls.authority), ("certfile", &tls.certificate), ("keyfile", &tls.key)] {
+            let path = self.folder.join(format!("{option}.pem"));
+            write_private(&path, text, None)?;
+            config.push(format!("ssl_options.{option} = {}", path.display()));
+        }
+        Ok(config)
     }
 
     /// Nothing of the machine's own installation is read or written.

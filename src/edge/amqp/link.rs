@@ -34,6 +34,8 @@ pub enum LinkError {
     Timeout { host: Host, limit: Duration },
     #[error("{host}: {text}")]
     Refused { host: Host, text: String },
+    #[error("none of the broker's hosts can be talked to: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Everywhere(Vec<LinkError>),
     #[error("no answer to {what} within {limit:?}")]
     Silent { what: &'static str, limit: Duration },
     #[error("{0}")]
@@ -60,15 +62,22 @@ impl Link {
     pub async fn open(broker: &Broker, purpose: Purpose, limit: Duration) -> Result<Self, LinkError> {
         let mut hosts = broker.hosts.clone();
         hosts.shuffle(&mut rand::rng());
-        let mut last = None;
+        let mut errors = Vec::new();
         for host in hosts {
             match Self::open_at(broker, &host, purpose, limit).await {
                 Ok(link) => return Ok(link),
-                Err(error) => last = Some(error),
+                Err(error) => errors.push(error),
             }
         }
-        // A checked broker has at least one host.
-        Err(last.unwrap_or_else(|| LinkError::Protocol("no host is configured".into())))
+        match errors.pop() {
+            Some(only) if errors.is_empty() => Err(only),
+            Some(last) => {
+                errors.push(last);
+                Err(LinkError::Everywhere(errors))
+            }
+            // A checked broker has at least one host.
+            None => Err(LinkError::Protocol("no host is configured".into())),
+        }
     }
 
     /// Connects to this host.
@@ -107,7 +116,7 @@ impl Link {
         let socket = Socket(socket);
         match timeout(limit, connect).await {
             Ok(Ok(connection)) => Ok(Self { connection, socket, limit }),
-            Ok(Err(error)) => Err(LinkError::Refused { host: host.clone(), text: explain(&error, broker) }),
+            Ok(Err(error)) => Err(LinkError::Refused { host: host.clone(), text: explain(&error, broker, host) }),
             Err(_) => Err(LinkError::Timeout { host: host.clone(), limit }),
         }
     }
@@ -189,19 +198,49 @@ pub fn is_channels(error: &lapin::Error) -> bool {
 }
 
 /// The broker's words, with what to do about the commonest of them.
-fn explain(error: &lapin::Error, broker: &Broker) -> String {
+fn explain(error: &lapin::Error, broker: &Broker, host: &Host) -> String {
     let words = report(error);
-    match reply_code(error) {
-        Some(403) => {
-            format!("{words} (the login of [brokers.{}] was refused: check username and password)", broker.name)
+    let (name, login) = (&broker.name, &broker.login);
+    let remedy = match (reply_code(error), tls_error(error)) {
+        (Some(403), _) => match login {
+            Login::Password { .. } => {
+                format!("the login of [brokers.{name}] was refused: check username and password")
+            }
+            Login::Certificate => format!(
+                "the certificate of [brokers.{name}] was accepted, but no user has its name: rabbitmqctl add_user, clear_password; \
+                 the broker's ssl_cert_login_from says which name"
+            ),
+        },
+        (Some(530), _) => format!(
+            "does virtual host {:?} exist, and may the user enter it? rabbitmqctl add_vhost, set_permissions",
+            broker.vhost
+        ),
+        (_, Some(rustls::Error::InvalidCertificate(_))) => format!(
+            "the broker's certificate is not trusted: has ca_file of [brokers.{name}] the authority that signed it, and was it made for {:?}?",
+            host.name
+        ),
+        (_, Some(rustls::Error::AlertReceived(_))) => {
+            format!("the broker refused our side of TLS: does it trust cert_file of [brokers.{name}], and is one configured?")
         }
-        Some(530) => {
-            format!(
-                "{words} (does virtual host {:?} exist, and may the user enter it? rabbitmqctl add_vhost, set_permissions)",
-                broker.vhost
-            )
+        // What RabbitMQ answers to a mechanism it does not have.
+        (None, None) if matches!(login, Login::Certificate) && is_hung_up(error) => {
+            "it hung up: does it let anybody log in by certificate? enable rabbitmq_auth_mechanism_ssl there, and EXTERNAL in auth_mechanisms".into()
         }
-        _ => words,
+        _ => return words,
+    };
+    format!("{words} ({remedy})")
+}
+
+fn is_hung_up(error: &lapin::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), lapin::ErrorKind::IOError(error) if matches!(error.kind(), ConnectionAborted | ConnectionReset | UnexpectedEof))
+}
+
+/// What TLS failed with, if it did.
+fn tls_error(error: &lapin::Error) -> Option<&rustls::Error> {
+    match error.kind() {
+        lapin::ErrorKind::IOError(error) => error.get_ref()?.downcast_ref(),
+        _ => None,
     }
 }
 

@@ -2,6 +2,7 @@
 //! handed to it exactly one fate. A connection that misbehaves is dropped, with everything that is on it, and made
 //! again; nothing is recovered behind anybody's back.
 
+use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How often an idle channel is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The most suspects that are remembered; beyond it only those of the last death are.
+const SUSPECTS_MAX: usize = 4_096;
 
 /// Where one consumer's messages go, and how long to wait for what.
 #[derive(Clone, Debug)]
@@ -69,8 +72,7 @@ pub type Gate = Option<Arc<str>>;
 /// Publishes until every sender of jobs is gone and nothing is out any more.
 pub async fn run(plan: Plan, mut jobs: mpsc::Receiver<Job>, gate: watch::Sender<Gate>) {
     let mut pause = PAUSE.0;
-    // A fresh connection proves itself with one message before it gets a window's worth.
-    let mut careful = 1;
+    let mut suspects = HashSet::new();
     loop {
         let opened = tokio::select! {
             opened = open(&plan) => opened,
@@ -87,15 +89,17 @@ pub async fn run(plan: Plan, mut jobs: mpsc::Receiver<Job>, gate: watch::Sender<
                     link,
                     channel,
                     window: Window::default(),
-                    careful,
+                    standing: Standing::Fresh,
+                    suspects: &mut suspects,
+                    lone: Lone::Nobody,
+                    doomed: 0,
                     blocked_since: None,
                     unblocked_at: Instant::now(),
                 };
                 match session.run(&mut jobs, &gate).await {
                     Closed::Finished => return,
-                    Closed::Lost { why, suspects, proved } => {
-                        careful = suspects + 1;
-                        if proved {
+                    Closed::Lost { why, standing } => {
+                        if standing == Standing::Proved {
                             pause = PAUSE.0;
                         }
                         why
@@ -141,21 +145,36 @@ struct Session<'a> {
     events: Pin<Box<dyn Stream<Item = Event> + Send>>,
     channel: Channel,
     window: Window<oneshot::Sender<Fate>>,
-    /// Messages still to be sent one at a time: after a channel's death any of those that were out may have caused it.
-    careful: usize,
+    standing: Standing,
+    /// Messages that were out when a channel died: any of them may have caused it. Each goes alone, so that it takes no
+    /// other with it and is known by it.
+    suspects: &'a mut HashSet<String>,
+    lone: Lone,
+    /// Messages the channel took with it when it died. They are told in parts: the last one was not alone for that.
+    doomed: usize,
     blocked_since: Option<Instant>,
     unblocked_at: Instant,
 }
 
+/// A fresh connection proves itself with one message before it gets a window's worth.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Fresh,
+    /// It carried a message to its end: the next pause is the shortest again.
+    Proved,
+}
+
+/// Whether a suspect has the channel to itself.
+enum Lone {
+    Nobody,
+    /// It waits until nothing else is out.
+    Waiting(Box<Job>),
+    Out,
+}
+
 enum Closed {
     Finished,
-    Lost {
-        why: String,
-        /// Messages that were out when the channel died.
-        suspects: usize,
-        /// It carried messages to their end: the next pause is the shortest again.
-        proved: bool,
-    },
+    Lost { why: String, standing: Standing },
 }
 
 /// What a session noticed. Lives for one turn of its loop.
@@ -171,7 +190,8 @@ impl Session<'_> {
     async fn run(mut self, jobs: &mut mpsc::Receiver<Job>, gate: &watch::Sender<Gate>) -> Closed {
         let mut more = true;
         loop {
-            if !more && self.window.is_empty() {
+            self.send_lone();
+            if !more && self.window.is_empty() && !matches!(self.lone, Lone::Waiting(_)) {
                 self.link.close().await;
                 return Closed::Finished;
             }
@@ -187,20 +207,23 @@ impl Session<'_> {
             match noticed {
                 Noticed::Event(Some(Event::ConnectionBlocked(reason))) => self.blocked(&reason, gate),
                 Noticed::Event(Some(Event::ConnectionUnblocked)) => self.unblocked(gate),
-                Noticed::Event(Some(Event::Error(error))) => return self.lost(report(&error)).await,
+                Noticed::Event(Some(Event::Error(error))) => {
+                    let why = self.explain(&error);
+                    return self.lost(why, gate).await;
+                }
                 Noticed::Event(Some(_)) => {}
-                Noticed::Event(None) => return self.lost("the connection ended".into()).await,
+                Noticed::Event(None) => return self.lost("the connection ended".into(), gate).await,
                 Noticed::Done(done) => {
                     if let Some(why) = self.answer(done) {
-                        return self.lost(why).await;
+                        return self.lost(why, gate).await;
                     }
                 }
                 Noticed::Job(None) => more = false,
                 Noticed::Job(Some(job)) => {
-                    self.publish(job);
+                    self.take(job);
                     while self.has_room() {
                         let Ok(job) = jobs.try_recv() else { break };
-                        self.publish(job);
+                        self.take(job);
                     }
                 }
                 Noticed::Time => {
@@ -211,7 +234,7 @@ impl Session<'_> {
                         _ => {}
                     }
                     if let Some(why) = self.overdue() {
-                        return self.lost(why).await;
+                        return self.lost(why, gate).await;
                     }
                 }
             }
@@ -219,8 +242,35 @@ impl Session<'_> {
     }
 
     fn has_room(&self) -> bool {
-        let window = if self.careful > 0 { 1 } else { self.plan.window };
-        self.window.len() < window && self.blocked_since.is_none() && !self.link.is_blocked()
+        let window = if self.standing == Standing::Fresh { 1 } else { self.plan.window };
+        self.window.len() < window && matches!(self.lone, Lone::Nobody) && !self.is_blocked()
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.blocked_since.is_some() || self.link.is_blocked()
+    }
+
+    /// Publishes a message, or keeps it until it can go alone.
+    fn take(&mut self, job: Job) {
+        if !self.suspects.contains(&job.message.id) {
+            self.publish(job);
+        } else {
+            self.lone = Lone::Waiting(Box::new(job));
+            self.send_lone();
+        }
+    }
+
+    /// A suspect goes when nothing else is out; when it has ended, others may go again.
+    fn send_lone(&mut self) {
+        if !self.window.is_empty() || self.is_blocked() {
+            return;
+        }
+        if let Lone::Waiting(job) = std::mem::replace(&mut self.lone, Lone::Nobody) {
+            self.publish(*job);
+            if !self.window.is_empty() {
+                self.lone = Lone::Out;
+            }
+        }
     }
 
     /// When patience ends: with a broker that blocks, else with the oldest confirm. Blocked time does not count.
@@ -286,9 +336,13 @@ impl Session<'_> {
     /// Tells each sender its message's fate. Gives the reason where the connection is good for nothing any more.
     fn answer(&mut self, done: Vec<Done<oneshot::Sender<Fate>>>) -> Option<String> {
         let failed = |verdict: &Verdict| matches!(verdict, Verdict::Lost(_) | Verdict::Unsent(_));
-        let doomed = self.window.len() + done.iter().filter(|done| failed(&done.verdict)).count();
+        let dead = done.iter().filter(|done| failed(&done.verdict)).count();
+        if dead > 0 {
+            self.doomed = self.doomed.max(self.window.len() + dead);
+        }
         let mut broken = None;
-        for Done { sender, verdict } in done {
+        let mut died_with = HashSet::new();
+        for Done { id, sender, verdict } in done {
             let fate = match verdict {
                 Verdict::Confirmed => Fate::Confirmed,
                 Verdict::Unroutable(reason) => Fate::Unroutable(reason),
@@ -298,34 +352,77 @@ impl Session<'_> {
                     broken = Some("the channel does not confirm".to_string());
                     Fate::Ambiguous("the channel does not confirm".into())
                 }
-                Verdict::Unsent(error) => {
-                    let why = report(&error);
+                Verdict::Unsent(ref error) | Verdict::Lost(ref error) => {
+                    let why = self.explain(error);
                     broken.get_or_insert_with(|| why.clone());
-                    Fate::Shut(why)
-                }
-                Verdict::Lost(error) => {
-                    let why = report(&error);
-                    broken.get_or_insert_with(|| why.clone());
-                    // With nothing else out, the broker's refusal is about this message.
-                    match link::reply_code(&error) {
-                        Some(code) if doomed == 1 && link::is_channels(&error) => refusal(code, why),
-                        _ => Fate::Ambiguous(why),
+                    let refused = link::reply_code(error).filter(|_| link::is_channels(error));
+                    match refused {
+                        // With nothing else out, the broker's refusal is about this message. It may come before the
+                        // last byte is written.
+                        Some(code) if self.doomed == 1 => refusal(code, why),
+                        _ => {
+                            if refused.is_some() {
+                                died_with.insert(id.clone());
+                            }
+                            if matches!(verdict, Verdict::Unsent(_)) { Fate::Shut(why) } else { Fate::Ambiguous(why) }
+                        }
                     }
                 }
             };
-            if !matches!(fate, Fate::Ambiguous(_) | Fate::Shut(_)) {
-                self.careful = self.careful.saturating_sub(1);
+            match fate {
+                Fate::Ambiguous(_) | Fate::Shut(_) => {}
+                // Nothing gets through as long as that stands.
+                Fate::NotDelivered(_) => _ = self.suspects.remove(&id),
+                Fate::Confirmed | Fate::Unroutable(_) | Fate::Refused(_) => {
+                    self.standing = Standing::Proved;
+                    self.suspects.remove(&id);
+                }
             }
+            // Whoever gave the attempt up needs no answer.
             let _ = sender.send(fate);
         }
+        self.suspect(died_with);
         broken
     }
 
-    /// Drops the connection and settles what was on it.
-    async fn lost(mut self, why: String) -> Closed {
-        let suspects = if self.link.is_up() { self.window.len() } else { 0 };
-        let proved = self.careful == 0;
+    /// What an error says, with what to do where the object is to blame and not the message.
+    fn explain(&self, error: &lapin::Error) -> String {
+        let (broker, words) = (&self.plan.broker, report(error));
+        let exchange = match self.plan.exchange.as_str() {
+            "" => "amq.default",
+            name => name,
+        };
+        match link::reply_code(error) {
+            Some(403) => format!(
+                "{words} (the login of [brokers.{}] needs write on exchange {exchange:?}: rabbitmqctl set_permissions)",
+                broker.name
+            ),
+            Some(404) => format!("{words} (the owner of exchange {exchange:?} must declare it in {:?})", broker.vhost),
+            _ => words,
+        }
+    }
+
+    /// Remembers what was out when a channel died.
+    fn suspect(&mut self, died_with: HashSet<String>) {
+        if self.suspects.len() + died_with.len() > SUSPECTS_MAX {
+            self.suspects.clear();
+        }
+        self.suspects.extend(died_with);
+    }
+
+    /// Drops the connection and settles what was on it. Nobody is to start anything meanwhile.
+    async fn lost(mut self, why: String, gate: &watch::Sender<Gate>) -> Closed {
+        gate.send_replace(Some(why.as_str().into()));
+        if self.link.is_up() {
+            // The channel alone is gone.
+            self.suspect(self.window.ids().cloned().collect());
+        }
+        self.doomed = self.doomed.max(self.window.len());
+        let standing = self.standing;
         self.link.kill();
+        if let Lone::Waiting(job) = std::mem::replace(&mut self.lone, Lone::Nobody) {
+            let _ = job.reply.send(Fate::Shut(why.clone()));
+        }
         let end = Instant::now() + LAST_WORDS;
         while !self.window.is_empty() {
             match timeout(end.saturating_duration_since(Instant::now()), self.window.done()).await {
@@ -338,7 +435,7 @@ impl Session<'_> {
         for sender in self.window.abandon() {
             let _ = sender.send(Fate::Ambiguous(why.clone()));
         }
-        Closed::Lost { why, suspects, proved }
+        Closed::Lost { why, standing }
     }
 }
 

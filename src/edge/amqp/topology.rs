@@ -42,7 +42,13 @@ pub async fn queue_depth(link: &Link, queue: ShortString, vhost: &str) -> Result
 pub async fn declare_queue(link: &Link, queue: ShortString) -> Result<(), LinkError> {
     let channel = link.channel().await?;
     let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    link.answer("queue.declare", channel.queue_declare(queue, options, FieldTable::default())).await?;
+    let declared = link.answer("queue.declare", channel.queue_declare(queue, options, FieldTable::default())).await;
+    declared.map_err(|error| match error {
+        LinkError::Protocol(words) if words.contains("ACCESS_REFUSED") => LinkError::Protocol(format!(
+            "{words} (whoever declares needs configure there: rabbitmqctl set_permissions, or let the broker's owner run this)"
+        )),
+        other => other,
+    })?;
     goodbye(link, channel).await;
     Ok(())
 }

@@ -77,6 +77,7 @@ struct Held<T> {
 
 /// A message that has ended.
 pub struct Done<T> {
+    pub id: String,
     pub sender: T,
     pub verdict: Verdict,
 }
@@ -103,6 +104,11 @@ impl<T> Window<T> {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The ids of what is out.
+    pub fn ids(&self) -> impl Iterator<Item = &String> {
+        self.ids.iter()
     }
 
     /// Whether a message with this id is out: a second one could not be told from it.
@@ -136,12 +142,12 @@ impl<T> Window<T> {
         }
         self.release_held(&mut done);
         for ended in &done {
-            self.ids.remove(&ended.0);
+            self.ids.remove(&ended.id);
         }
         if done.is_empty() {
             return Poll::Pending;
         }
-        Poll::Ready(done.into_iter().map(|(_, done)| done).collect())
+        Poll::Ready(done)
     }
 
     pub async fn done(&mut self) -> Vec<Done<T>> {
@@ -150,12 +156,7 @@ impl<T> Window<T> {
 
     /// Takes in every confirm that has resolved. Only when the set is seen at rest have all those been looked at that
     /// resolved before any of them, so nothing is classified earlier.
-    fn drain(
-        &mut self,
-        cx: &mut Context<'_>,
-        confirmed: &mut Vec<(Out<T>, Carried, bool)>,
-        done: &mut Vec<(String, Done<T>)>,
-    ) {
+    fn drain(&mut self, cx: &mut Context<'_>, confirmed: &mut Vec<(Out<T>, Carried, bool)>, done: &mut Vec<Done<T>>) {
         let flag = Arc::new(Flag { woken: AtomicBool::new(false), outer: cx.waker().clone() });
         let waker = Waker::from(Arc::clone(&flag));
         let mut cx = Context::from_waker(&waker);
@@ -198,7 +199,7 @@ impl<T> Window<T> {
         (out, if foreign { Carried::Foreign } else { Carried::Own }, nacked)
     }
 
-    fn classify(&mut self, out: Out<T>, carried: Carried, nacked: bool, done: &mut Vec<(String, Done<T>)>) {
+    fn classify(&mut self, out: Out<T>, carried: Carried, nacked: bool, done: &mut Vec<Done<T>>) {
         if mutant::is(Mutant::PairingTrusted) {
             let returned = || Verdict::Unroutable("returned with its confirm".into());
             let verdict = if carried == Carried::Nothing { settled(nacked) } else { returned() };
@@ -212,7 +213,7 @@ impl<T> Window<T> {
         }
     }
 
-    fn release_held(&mut self, done: &mut Vec<(String, Done<T>)>) {
+    fn release_held(&mut self, done: &mut Vec<Done<T>>) {
         let oldest = self.out.first_key_value().map(|(seq, _)| *seq);
         for held in std::mem::take(&mut self.held) {
             if let Some(reason) = self.returned.remove(&held.id) {
@@ -246,8 +247,8 @@ fn settled(nacked: bool) -> Verdict {
     if nacked { Verdict::Nacked } else { Verdict::Confirmed }
 }
 
-fn ended<T>(id: String, sender: T, verdict: Verdict) -> (String, Done<T>) {
-    (id, Done { sender, verdict })
+fn ended<T>(id: String, sender: T, verdict: Verdict) -> Done<T> {
+    Done { id, sender, verdict }
 }
 
 /// Notices that something was woken meanwhile, and passes it on.
@@ -315,7 +316,7 @@ mod tests {
         let mut cx = Context::from_waker(Waker::noop());
         while let Poll::Ready(done) = window.poll_done(&mut cx) {
             assert!(!done.is_empty());
-            for Done { sender, verdict } in done {
+            for Done { sender, verdict, .. } in done {
                 assert!(known.insert(sender, verdict).is_none(), "{sender} ended twice");
             }
         }

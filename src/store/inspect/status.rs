@@ -33,6 +33,8 @@ pub struct Edge {
     pub retired: bool,
     /// The consumer asked for no attempt before so many seconds from now.
     pub not_before_in: Option<f64>,
+    /// Relays for which the way to it is shut now; none where it is open for all.
+    pub shut: Vec<Shut>,
     /// Parked deliveries by waiting token.
     pub waiting: BTreeMap<String, i64>,
     /// Deliveries in flights that its lane has still to read: an upper bound, since they count for all consumers.
@@ -43,6 +45,13 @@ pub struct Edge {
     /// Age of the oldest effect that waits, those scheduled for later left out.
     pub oldest_waiting_seconds: Option<f64>,
     pub settled_last_minute: i64,
+}
+
+/// A relay that cannot reach a consumer now: it attempts nothing there and spends no budget.
+#[derive(Clone, Debug, Serialize)]
+pub struct Shut {
+    pub relay: String,
+    pub why: String,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -133,16 +142,18 @@ pub async fn load(client: &mut Client) -> Result<Status> {
 pub async fn edges(tx: &Transaction<'_>) -> Result<Vec<Edge>> {
     let stored = consumers::load(tx).await?;
     let not_before = not_before(tx).await?;
+    let mut shut = shut(tx).await?;
     let mut edges: Vec<Edge> = stored
         .into_iter()
         .map(|consumer| Edge {
             id: consumer.id,
-            name: consumer.name,
             spec: consumer.spec,
             paused: consumer.paused,
             paused_reason: consumer.paused_reason,
             retired: consumer.retired,
             not_before_in: not_before.get(&consumer.id).copied(),
+            shut: shut.remove(&consumer.name).unwrap_or_default(),
+            name: consumer.name,
             waiting: BTreeMap::new(),
             lagging_at_most: 0,
             unread: 0,
@@ -198,6 +209,25 @@ async fn not_before(tx: &Transaction<'_>) -> Result<BTreeMap<ConsumerId, f64>> {
         )
         .await?;
     Ok(rows.iter().map(|row| (ConsumerId(row.get(0)), row.get(1))).collect())
+}
+
+/// By consumer, what relays that tick say of their ways. What a relay said that has died since says nothing.
+async fn shut(tx: &Transaction<'_>) -> Result<BTreeMap<String, Vec<Shut>>> {
+    let rows = tx
+        .query(
+            "-- store::shut_ways
+             select e.key, r.name, e.value
+             from fencepost.relays r cross join lateral jsonb_each_text(r.shut_edges) e
+             where r.stopped_at is null and r.at > clock_timestamp() - interval '1 minute'
+             order by e.key, r.name",
+            &[],
+        )
+        .await?;
+    let mut shut: BTreeMap<String, Vec<Shut>> = BTreeMap::new();
+    for row in rows {
+        shut.entry(row.get(0)).or_default().push(Shut { relay: row.get(1), why: row.get(2) });
+    }
+    Ok(shut)
 }
 
 async fn parked(tx: &Transaction<'_>) -> Result<Vec<(ConsumerId, String, i64, Option<f64>)>> {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use fencepost::demo::embedded::guardian::Signal;
 use fencepost::model::key::Shard;
 use fencepost::model::token::Ack;
-use fencepost::store::replies::{Pace, Recorded, Word, record};
+use fencepost::store::early::Pace;
+use fencepost::store::replies::{Recorded, Word, record};
 use lapin::types::AMQPValue;
 use serde_json::json;
 
@@ -261,6 +262,111 @@ async fn a_reply_before_its_confirm_stands() {
     .await;
     wire.heal();
     amqp.rig.becomes(&effect, "billing", "applied").await;
+    amqp.rig.rests().await;
+}
+
+/// The relay that took a reply dies before it is written down: the broker was not told, and hands it out again.
+#[tokio::test]
+async fn a_reply_is_written_down_before_the_broker_is_told() {
+    let amqp = AmqpRig::new(REQUIRED).await;
+    let mut relay = amqp.relay().await;
+    let key = amqp.rig.emit("pay-1", "billing").await;
+    let message = amqp.receive(1).await.remove(0);
+    amqp.rig.becomes(&key, "billing", "unacked").await;
+    let queue = amqp.replies(amqp.shard(&key).await);
+    let locking = amqp.rig.connect().await;
+    locking.batch_execute("begin; lock table fencepost.ledger in exclusive mode").await.unwrap();
+    amqp.reply(&message, "applied").await;
+    let waiting = "select count(*) from pg_stat_activity where datname = current_database()
+                   and wait_event_type = 'Lock' and query like '-- store::record_replies%'";
+    amqp.rig.counts(waiting, 1).await;
+    assert_eq!(amqp.client.depth(&queue).await, 0, "the relay has it in hand");
+    relay.kill().await;
+    eventually("the broker has it still", async || (amqp.client.depth(&queue).await == 1).then_some(())).await;
+    locking.batch_execute("rollback").await.unwrap();
+    assert_eq!(amqp.rig.delivery(&key, "billing").await.token.as_deref(), Some("unacked"));
+    let _next = amqp.relay().await;
+    amqp.rig.becomes(&key, "billing", "applied").await;
+    amqp.rig.rests().await;
+}
+
+/// Words that are no end, and overtake the confirm of their message: they act when the confirm has come, not when the
+/// patience with a consumer that says nothing has.
+#[tokio::test]
+async fn a_word_before_its_confirm_acts_as_soon_as_the_confirm_comes() {
+    let patient = format!("{REQUIRED}\nack_timeout = '1h'\ntimeout = '60s'");
+    let amqp = AmqpRig::new(&patient).await;
+    let port = fencepost::model::broker::Broker::from_url("b", amqp.url()).unwrap().hosts[0].port;
+    // What the broker tells the publisher is held back; replies come through.
+    let wire = FaultProxy::start_for(format!("127.0.0.1:{port}").parse().unwrap(), b"fencepost publish").await;
+    let url = amqp.file("amqp-url", &amqp.url().replace(&format!(":{port}/"), &format!(":{}/", wire.port())));
+    amqp.configure_broker(&format!("url_file = '{url}'\nheartbeat = '120s'"), &patient);
+    let _relay = amqp.relay().await;
+    let early = "select count(*) from fencepost.early_acks";
+    for (number, word) in [("1", "not-applied"), ("2", "in-progress"), ("3", "not-applied")] {
+        // The third is no first attempt: it has a row, and a start without an end.
+        let key = match number {
+            "3" => {
+                let key = amqp.rig.emit("pay-3", "billing").await;
+                let first = amqp.receive(1).await.remove(0);
+                amqp.rig.becomes(&key, "billing", "unacked").await;
+                wire.set(Direction::ToClient, Fault::Hold);
+                amqp.reply(&first, "not-applied").await;
+                key
+            }
+            _ => {
+                wire.set(Direction::ToClient, Fault::Hold);
+                amqp.rig.emit(&format!("pay-{number}"), "billing").await
+            }
+        };
+        let message = amqp.receive(1).await.remove(0);
+        amqp.reply(&message, word).await;
+        amqp.rig.counts(early, 1).await;
+        amqp.replies_are_taken().await;
+        assert_ne!(amqp.rig.delivery(&key, "billing").await.token.as_deref(), Some("unacked"), "no confirm has come");
+        wire.set(Direction::ToClient, Fault::None);
+        let last = match word {
+            "in-progress" => {
+                let given_time =
+                    "select count(*) from fencepost.parked where state = 'unacked' and in_progress_since is not null";
+                amqp.rig.counts(given_time, 1).await;
+                message
+            }
+            _ => {
+                let again = amqp.receive(1).await.remove(0);
+                assert_eq!((id(&again), &again.data), (key.clone(), &message.data));
+                again
+            }
+        };
+        amqp.rig.counts(early, 0).await;
+        amqp.reply(&last, "applied").await;
+        amqp.rig.becomes(&key, "billing", "applied").await;
+        let attempts = amqp.rig.tokens(&key, "billing").await;
+        assert!(attempts.iter().all(|token| token == "confirmed"), "{attempts:?}");
+        assert_eq!(
+            attempts.len(),
+            match number {
+                "1" => 2,
+                "2" => 1,
+                _ => 3,
+            }
+        );
+    }
+    amqp.rig.rests().await;
+}
+
+/// A word whose delivery needs none any more is not kept for ever.
+#[tokio::test]
+async fn a_word_for_a_delivery_that_has_ended_is_forgotten() {
+    let amqp = AmqpRig::new("ack = 'optional'").await;
+    let _relay = amqp.relay().await;
+    let key = amqp.rig.emit("pay-1", "billing").await;
+    let message = amqp.receive(1).await.remove(0);
+    amqp.rig.becomes(&key, "billing", "confirmed").await;
+    amqp.reply(&message, "not-applied").await;
+    amqp.replies_are_taken().await;
+    amqp.rig.counts("select count(*) from fencepost.early_acks", 0).await;
+    assert_eq!(amqp.rig.delivery(&key, "billing").await.token.as_deref(), Some("confirmed"));
     amqp.rig.rests().await;
 }
 

@@ -6,21 +6,13 @@ use fencepost::demo::embedded::rabbitmq::PrivateRabbitmq;
 
 use super::rig::AmqpRig;
 use crate::support::broker::{Client, fresh};
-use crate::support::process;
 use crate::support::{broker, eventually};
-
-async fn fencepost(amqp: &AmqpRig, args: &[&str]) -> (i32, String) {
-    let config = amqp.rig.folder().join("fencepost.toml");
-    let env = [("DATABASE_URL", amqp.rig.url()), ("FENCEPOST_CONFIG", config.to_str().expect("a path"))];
-    let (code, out, err) = process::run(args, &env).await;
-    (code, out + &err)
-}
 
 #[tokio::test]
 async fn what_is_missing_is_named_and_declared_when_asked() {
     let url = broker::url().await;
     let amqp = AmqpRig::new("ack = 'required'").await;
-    let (code, said) = fencepost(&amqp, &["amqp", "check"]).await;
+    let (code, said) = amqp.fencepost(&["amqp", "check"]).await;
     assert_eq!(code, 0, "{said}");
     assert!(
         said.contains(&format!("queue {} of billing", amqp.queue)) && said.contains("alternate exchange"),
@@ -30,20 +22,20 @@ async fn what_is_missing_is_named_and_declared_when_asked() {
     let deployment = fresh("d").replace('.', "-");
     let sql = "update fencepost.settings set value = $1 where name = 'deployment'";
     amqp.rig.client.execute(sql, &[&deployment]).await.unwrap();
-    let (code, said) = fencepost(&amqp, &["amqp", "check"]).await;
+    let (code, said) = amqp.fencepost(&["amqp", "check"]).await;
     let queue = format!("fencepost.acks.{deployment}.3");
     assert_eq!(code, 1, "{said}");
     assert!(
         said.contains(&format!("queue \"{queue}\" does not exist")) && said.contains("fencepost amqp init"),
         "{said}"
     );
-    let (code, said) = fencepost(&amqp, &["amqp", "init"]).await;
+    let (code, said) = amqp.fencepost(&["amqp", "init"]).await;
     assert_eq!(code, 2, "{said}");
     assert!(said.contains(&format!("declare queue {queue} at broker default")), "{said}");
-    let (code, said) = fencepost(&amqp, &["amqp", "init", "--yes", "--reason", "a new installation"]).await;
+    let (code, said) = amqp.fencepost(&["amqp", "init", "--yes", "--reason", "a new installation"]).await;
     assert_eq!(code, 0, "{said}");
     assert_eq!(Client::new(url).await.depth(&queue).await, 0);
-    assert_eq!(fencepost(&amqp, &["amqp", "check"]).await.0, 0);
+    assert_eq!(amqp.fencepost(&["amqp", "check"]).await.0, 0);
     assert_eq!(amqp.rig.count("select count(*) from fencepost.audit_log where action = 'amqp init'").await, 1);
 }
 
@@ -63,7 +55,7 @@ async fn a_wrong_address_login_or_virtual_host_is_told_with_its_remedy() {
         (format!("amqps://{user}:{password}@{host}"), "InvalidContentType"),
     ] {
         amqp.configure(&wrong, "ack = 'none'\non_ambiguous = 'retry'");
-        let (code, said) = fencepost(&amqp, &["amqp", "check"]).await;
+        let (code, said) = amqp.fencepost(&["amqp", "check"]).await;
         assert_eq!(code, 1, "{said}");
         assert!(said.contains(expected), "{expected:?} is not in {said}");
         assert!(!said.contains("hunter2") && !said.contains(password), "{said}");
@@ -73,14 +65,14 @@ async fn a_wrong_address_login_or_virtual_host_is_told_with_its_remedy() {
 #[tokio::test]
 async fn orphans_are_listed() {
     let amqp = AmqpRig::new("ack = 'required'").await;
-    assert_eq!(fencepost(&amqp, &["acks", "orphans"]).await.0, 0);
+    assert_eq!(amqp.fencepost(&["acks", "orphans"]).await.0, 0);
     let _relay = amqp.relay().await;
     amqp.reply_unasked("nobody:1", fencepost::model::key::Shard(2), "applied").await;
     eventually("an orphan", async || (amqp.orphans().await.len() == 1).then_some(())).await;
-    let (code, said) = fencepost(&amqp, &["acks", "orphans"]).await;
+    let (code, said) = amqp.fencepost(&["acks", "orphans"]).await;
     assert_eq!(code, 1, "{said}");
     assert!(said.contains("billing/nobody:1") && said.contains("no effect with this key"), "{said}");
-    let (_, json) = fencepost(&amqp, &["acks", "orphans", "--json"]).await;
+    let (_, json) = amqp.fencepost(&["acks", "orphans", "--json"]).await;
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((json[0]["shard"].as_i64(), json[0]["properties"]["outbox-ack"].as_str()), (Some(2), Some("applied")));
 }

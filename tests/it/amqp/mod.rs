@@ -3,9 +3,13 @@
 mod acks;
 mod cli;
 mod examples;
+mod external;
+mod failover;
 mod faults;
 mod publish;
 pub mod rig;
+mod rights;
+mod shut;
 mod storm;
 mod tls;
 

@@ -9,7 +9,7 @@ use lapin::message::Delivery;
 use lapin::types::{AMQPValue, ShortString};
 
 use crate::support::broker::{self, Client, fresh, table};
-use crate::support::process::Process;
+use crate::support::process::{self, Process};
 use crate::truth::rig::Rig;
 
 /// The shards of an installation.
@@ -47,12 +47,30 @@ impl AmqpRig {
 
     /// Writes the configuration; `url` is where relays find the broker.
     pub fn configure(&self, url: &str, more: &str) {
-        let file = self.rig.folder().join("amqp-url");
-        std::fs::write(&file, url).expect("a file");
-        let broker = format!("[brokers.default]\nurl_file = '{}'\nheartbeat = '1s'", file.display());
+        let file = self.file("amqp-url", url);
+        self.configure_broker(&format!("url_file = '{file}'\nheartbeat = '1s'"), more);
+    }
+
+    /// The same with these lines under `[brokers.default]`.
+    pub fn configure_broker(&self, broker: &str, more: &str) {
         let consumer =
             format!("[[consumers]]\nname = 'billing'\nkind = 'amqp'\nrouting_key = '{}'\n{more}", self.queue);
-        self.rig.configure("base = '50ms'\ncap = '200ms'", &format!("{broker}\n{consumer}\n"));
+        self.rig.configure("base = '50ms'\ncap = '200ms'", &format!("[brokers.default]\n{broker}\n{consumer}\n"));
+    }
+
+    /// A file that goes with the rig; gives its path.
+    pub fn file(&self, name: &str, text: &str) -> String {
+        let path = self.rig.folder().join(name);
+        std::fs::write(&path, text).expect("a file");
+        path.to_str().expect("a path").to_owned()
+    }
+
+    /// `fencepost ARGS` with the rig's configuration: exit code, and all it said.
+    pub async fn fencepost(&self, args: &[&str]) -> (i32, String) {
+        let config = self.rig.folder().join("fencepost.toml");
+        let env = [("DATABASE_URL", self.rig.url()), ("FENCEPOST_CONFIG", config.to_str().expect("a path"))];
+        let (code, out, err) = process::run(args, &env).await;
+        (code, out + &err)
     }
 
     pub async fn relay(&self) -> Process {
@@ -138,6 +156,13 @@ impl AmqpRig {
     pub async fn alarms(&self, name: &str) -> i64 {
         self.rig
             .count(&format!("select count(*) from fencepost.alarms where name = '{name}' and resolved_at is null"))
+            .await
+    }
+
+    /// Attempts of any delivery that do not have exactly one token.
+    pub async fn endless_attempts(&self) -> i64 {
+        self.rig
+            .count("select count(*) from (select from fencepost.attempts group by effect_id, consumer_id, attempt having count(token) <> 1) a")
             .await
     }
 

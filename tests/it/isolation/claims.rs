@@ -43,15 +43,15 @@ async fn an_attempt_starts_only_under_its_relays_own_epoch() {
     let mut session = Session::open(&db.database()).await.unwrap();
     let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
     let held = shards::take(&mut client, SHARD, first, LEASE).await.unwrap().expect("a free shard");
-    let refused = settle::write(&mut session, &start(held.epoch), first).await.unwrap();
-    assert!(refused.starts.is_empty(), "the holder may");
+    let written = settle::write(&mut session, &start(held.epoch), first).await.unwrap();
+    assert!(written.refused.starts.is_empty(), "the holder may");
     // Given up: the epoch is still the newest, and yet it is over.
     shards::release(&client, first, &[(SHARD, held.epoch)]).await.unwrap();
     let mut late = start(held.epoch);
     late.starts[0].attempt = 2;
-    assert_eq!(settle::write(&mut session, &late, first).await.unwrap().starts.len(), 1);
+    assert_eq!(settle::write(&mut session, &late, first).await.unwrap().refused.starts.len(), 1);
     shards::take(&mut client, SHARD, second, LEASE).await.unwrap().expect("a free shard");
-    assert_eq!(settle::write(&mut session, &late, first).await.unwrap().starts.len(), 1);
+    assert_eq!(settle::write(&mut session, &late, first).await.unwrap().refused.starts.len(), 1);
     let started = "select count(*) from fencepost.attempts";
     assert_eq!(client.query_one(started, &[]).await.unwrap().get::<_, i64>(0), 1);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
+use rcgen::{BasicConstraints, Certificate, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
@@ -35,6 +35,8 @@ impl Authority {
     pub fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // What it signs must not look signed by itself.
+        params.distinguished_name.push(DnType::CommonName, "an authority for tests");
         let key = KeyPair::generate().expect("a key");
         let certificate = params.self_signed(&key).expect("a certificate");
         Self { certificate, issuer: Issuer::new(params, key) }
@@ -47,8 +49,15 @@ impl Authority {
 
     /// A client's certificate and its key, in PEM.
     pub fn client(&self) -> (String, String) {
+        self.named("fencepost", &["fencepost"])
+    }
+
+    /// A certificate with this common name and its key, in PEM.
+    pub fn named(&self, common_name: &str, names: &[&str]) -> (String, String) {
         let key = KeyPair::generate().expect("a key");
-        let params = CertificateParams::new(vec!["fencepost".to_string()]).expect("a good name");
+        let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
+        let mut params = CertificateParams::new(names).expect("good names");
+        params.distinguished_name.push(DnType::CommonName, common_name);
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
         (certificate.pem(), key.serialize_pem())
     }
