@@ -13,13 +13,14 @@ use uuid::Uuid;
 use super::attempt;
 use super::clock::DatabaseClock;
 use super::delivery::{ByteBudget, Delivery, Flight, FlightKind, Origin};
-use super::dispatcher::waiting;
+
 use super::doorbell::{Armed, Doorbell};
 use super::health::Health;
 use super::lease::{InAir, LeaseHold, ShardLease};
 use super::options::Options;
 use super::outage;
 use super::router::Router;
+use super::settle::Parking;
 use super::settler::{Settlement, Settler, Verdict};
 use crate::edge::error::report;
 use crate::failpoint;
@@ -285,7 +286,7 @@ impl Reader {
         let row = attempt::park_row(
             &delivery,
             Ordering::Key,
-            waiting(Waiting::Scheduled, Some(wait), "deliver_after lies ahead"),
+            Parking::waiting(Waiting::Scheduled, Some(wait), "deliver_after lies ahead"),
         );
         self.settler.settle(Settlement {
             delivery,

@@ -12,9 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::attempt::{Served, Shared};
 use super::delivery::Delivery;
-use super::dispatcher::{Command, Dispatcher, waiting};
+use super::dispatcher::{Command, Dispatcher};
 use super::lease::ShardLease;
 use super::options::BreakerOptions;
+use super::settle::Parking;
 use super::settler::{Settlement, Verdict};
 use super::{attempt, outage};
 use crate::edge::amqp::token::AckKey;
@@ -94,7 +95,7 @@ impl Router {
 
     fn park_unserved(&self, delivery: Delivery) {
         // Parked by key: should the consumer turn out to order, its order is kept.
-        let parking = waiting(Waiting::Backlog, Some(Duration::ZERO), "its consumer cannot be served now");
+        let parking = Parking::waiting(Waiting::Backlog, Some(Duration::ZERO), "its consumer cannot be served now");
         let row = attempt::park_row(&delivery, Ordering::Key, parking);
         let durability = Durability::Lazy;
         self.shared.settler.settle(Settlement { delivery, verdict: Verdict::Park(row), end: None, durability });

@@ -43,6 +43,22 @@ pub struct Parking {
     pub retain: Option<Duration>,
 }
 
+impl Parking {
+    /// Of a delivery that waits without having been attempted now.
+    pub fn waiting(state: Waiting, due_in: Option<Duration>, reason: &str) -> Self {
+        Self {
+            state,
+            due_in,
+            reason: reason.into(),
+            refusals: 0,
+            first_failed: Moment::Keep,
+            first_doubt: Moment::Keep,
+            in_progress: Moment::Keep,
+            retain: None,
+        }
+    }
+}
+
 /// What an attempt says about the whole consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
