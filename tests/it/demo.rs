@@ -8,8 +8,8 @@ use fencepost::demo::embedded::guardian::Signal;
 use serde_json::Value;
 
 use crate::support::db::TestDb;
-use crate::support::eventually;
 use crate::support::process::{Process, run, run_within};
+use crate::support::{broker, eventually};
 
 /// A demo takes its time on a busy machine; it gives up by itself where nothing moves for a minute.
 const LONG: Duration = Duration::from_secs(180);
@@ -69,6 +69,23 @@ async fn what_the_demo_cannot_use_is_named_with_exit_code_2() {
     assert!(code == 2 && errors.contains("is empty"), "{code}: {errors}");
     let (code, _, errors) = run(&["demo"], &[("FENCEPOST_PG_BIN", folder.to_str().unwrap())]).await;
     assert!(code == 2 && errors.contains("no PostgreSQL 14 or later"), "{code}: {errors}");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[tokio::test]
+async fn the_demo_uses_a_broker_of_yours_and_does_the_rest_without_any() {
+    let yours = broker::url().await;
+    let (code, report, errors) = run_within(LONG, &["demo", "--tasks", "20"], &[("AMQP_URL", yours)]).await;
+    assert_eq!(code, 0, "{report}\n{errors}");
+    assert!(report.contains("yours, left alone") && report.contains("demo-shipping"), "{report}");
+
+    let folder = scratch();
+    let none = [("FENCEPOST_RABBITMQ_BIN", folder.to_str().unwrap())];
+    let (code, report, errors) = run_within(LONG, &["demo", "--tasks", "20"], &none).await;
+    assert_eq!(code, 0, "{report}\n{errors}");
+    assert!(report.contains("none, so nothing was sent over AMQP") && report.contains("no RabbitMQ"), "{report}");
+    assert!(report.contains("demo-billing") && report.contains("lost 0"), "{report}");
+    assert!(!report.contains("demo-shipping"), "{report}");
     fs::remove_dir_all(folder).unwrap();
 }
 

@@ -6,6 +6,7 @@ mod examples;
 mod external;
 mod failover;
 mod faults;
+mod ledger;
 mod publish;
 pub mod rig;
 mod rights;

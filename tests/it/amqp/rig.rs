@@ -138,14 +138,17 @@ impl AmqpRig {
 
     /// Waits until every reply was taken and told off.
     pub async fn replies_are_taken(&self) {
-        crate::support::eventually("every reply is acked", async || {
-            let mut left = 0;
-            for shard in 0..SHARDS {
-                left += self.client.depth(&self.replies(Shard(shard))).await;
-            }
-            (left == 0).then_some(())
-        })
-        .await;
+        crate::support::eventually("every reply is acked", async || (self.replies_waiting().await == 0).then_some(()))
+            .await;
+    }
+
+    /// Replies that nobody has in hand.
+    pub async fn replies_waiting(&self) -> u32 {
+        let mut waiting = 0;
+        for shard in 0..SHARDS {
+            waiting += self.client.depth(&self.replies(Shard(shard))).await;
+        }
+        waiting
     }
 
     pub async fn orphans(&self) -> Vec<(Option<String>, String)> {
