@@ -22,7 +22,9 @@ engine_find() {
         skipped="no Docker engine answers, and docker.io cannot be installed"
         return 1
     fi
-    # Not the init system's: on a machine without one it is started by hand, and ended by us.
+    # With an init system, installing it has started it.
+    engine_runs && return 0
+    # Without one it is started by hand, and ended by us.
     dockerd >"$work/dockerd.log" 2>&1 &
     engine_started=$!
     tries=0
@@ -38,6 +40,10 @@ engine_find() {
 }
 
 engine_stop() {
+    if [ -n "$engine_started" ] && [ -n "${E2E_KEEP:-}" ]; then
+        echo "the engine stays, for what runs on it: kill $engine_started"
+        return
+    fi
     [ -z "$engine_started" ] || { kill "$engine_started" 2>/dev/null && wait "$engine_started"; } || true
 }
 
