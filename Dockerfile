@@ -1,7 +1,7 @@
 # The fencepost image: one binary, certificates, and a user without privileges. Builds with BuildKit and with the
-# classic builder. `--build-arg PROFILE=dev` builds faster and runs slower.
+# classic builder. What ships has the profile `release`; `--build-arg PROFILE=e2e` builds faster and runs slower.
 ARG RUST_IMAGE=rust:1.95.0-slim-bookworm
-ARG BASE_IMAGE=debian:bookworm-20250520-slim
+ARG BASE_IMAGE=debian:bookworm-20260824-slim
 
 FROM ${RUST_IMAGE} AS build
 ARG PROFILE=release

@@ -2,6 +2,7 @@
 
 engine_started=
 skipped=
+lists=old
 
 engine_runs() {
     command -v docker >/dev/null 2>&1 && docker version --format '{{.Server.Version}}' >/dev/null 2>&1
@@ -9,7 +10,11 @@ engine_runs() {
 
 install_packages() {
     echo "+ apt-get install $*"
-    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"; } >"$work/apt.log" 2>&1
+    if [ $lists = old ]; then
+        apt-get update >"$work/apt.log" 2>&1 || return 1
+        lists=new
+    fi
+    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" >>"$work/apt.log" 2>&1
 }
 
 engine_find() {
@@ -22,7 +27,9 @@ engine_find() {
         skipped="no Docker engine answers, and docker.io cannot be installed"
         return 1
     fi
-    # Not the init system's: on a machine without one it is started by hand, and ended by us.
+    # With an init system, installing it has started it.
+    engine_runs && return 0
+    # Without one it is started by hand, and ended by us.
     dockerd >"$work/dockerd.log" 2>&1 &
     engine_started=$!
     tries=0
@@ -38,21 +45,31 @@ engine_find() {
 }
 
 engine_stop() {
+    if [ -n "$engine_started" ] && [ -n "${E2E_KEEP:-}" ]; then
+        echo "the engine stays, for what runs on it: kill $engine_started"
+        return
+    fi
     [ -z "$engine_started" ] || { kill "$engine_started" 2>/dev/null && wait "$engine_started"; } || true
 }
 
-# `compose` is Compose v2 where it is a plugin here, else docker-compose 1.29; COMPOSE=... chooses.
-compose_find() {
-    if [ -n "${COMPOSE:-}" ]; then
-        return 0
-    elif docker compose version >/dev/null 2>&1; then
+# COMPOSE is Compose v2 where it is a plugin here, else docker-compose 1.29, unless the caller has chosen.
+compose_is_there() {
+    if docker compose version >/dev/null 2>&1; then
         COMPOSE="docker compose"
     elif command -v docker-compose >/dev/null 2>&1; then
         COMPOSE=docker-compose
-    elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && install_packages docker-compose; then
-        COMPOSE=docker-compose
     else
-        skipped="there is neither docker compose nor docker-compose"
         return 1
     fi
+}
+
+compose_find() {
+    [ -z "${COMPOSE:-}" ] || return 0
+    compose_is_there && return 0
+    # Debian's package of that name is the one or the other.
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && install_packages docker-compose && compose_is_there; then
+        return 0
+    fi
+    skipped="there is neither docker compose nor docker-compose"
+    return 1
 }

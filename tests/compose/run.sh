@@ -27,6 +27,23 @@ skip() {
     exit 0
 }
 
+took=
+stage() {
+    name=$1
+    shift
+    started=$(date +%s)
+    echo "e2e: $name: $*"
+    "$@"
+    took="$took${took:+, }$name $(($(date +%s) - started)) s"
+}
+
+build_the_image() {
+    python3 tests/compose/stack.py build relay >"$work/build.log" 2>&1 || {
+        tail -n 60 "$work/build.log"
+        return 1
+    }
+}
+
 engine_find || skip "$skipped"
 compose_find || skip "$skipped"
 command -v python3 >/dev/null 2>&1 || skip "the test needs python3"
@@ -39,13 +56,14 @@ base=$(sed -n 's/^ARG BASE_IMAGE=//p' Dockerfile)
 if ! docker image inspect "$base" >/dev/null 2>&1 && ! timeout 60 docker pull --quiet "$base" >/dev/null 2>&1; then
     echo "no registry of images can be reached: stand-ins are built from Debian's packages"
     command -v debootstrap >/dev/null 2>&1 || install_packages debootstrap || skip "debootstrap cannot be installed"
-    started=$(date +%s)
-    sh tests/compose/base-images.sh
-    echo "stand-ins are there after $(($(date +%s) - started)) s"
     export E2E_OVERRIDES="tests/compose/stand-ins.yml $E2E_OVERRIDES"
     export E2E_STAND_INS=1
+    stage "stand-ins" sh tests/compose/base-images.sh
 fi
 
-python3 tests/compose/e2e.py
-sh examples/compose-ci/test.sh
-echo "e2e: PASSED ($($COMPOSE version | head -n 1))"
+if [ -z "${E2E_BUILT:-}" ]; then
+    stage "image" build_the_image
+fi
+stage "faults" python3 tests/compose/e2e.py
+stage "example" sh examples/compose-ci/test.sh
+echo "e2e: PASSED ($($COMPOSE version | head -n 1); $took)"

@@ -1,8 +1,11 @@
-"""The stack under test: the shipped compose file, driven through the commands a person would type."""
+"""The stack under test: the shipped compose file, driven through the commands a person would type.
+
+As a script, one such command: `python3 tests/compose/stack.py ps`."""
 
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,11 +19,11 @@ class Failed(Exception):
     """Something was not as it must be."""
 
 
-def run(*command, check=True, seconds=300):
+def run(*words, check=True, seconds=300):
     """The output of a command; its whole noise where it fails."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     if check and done.returncode:
-        raise Failed(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise Failed(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done
 
 
@@ -28,9 +31,13 @@ def docker(*args, **options):
     return run("docker", *args, **options).stdout.strip()
 
 
-def compose(*args, **options):
+def command(*args):
     files = [word for file in FILES for word in ("-f", file)]
-    return run(*COMPOSE, *files, "-p", PROJECT, "--project-directory", ".", *args, **options)
+    return [*COMPOSE, *files, "-p", PROJECT, "--project-directory", ".", *args]
+
+
+def compose(*args, **options):
+    return run(*command(*args), **options)
 
 
 def cli(*args, check=True):
@@ -115,3 +122,7 @@ class Cut:
 
     def __exit__(self, *_):
         docker("network", "connect", "--alias", self.service, self.network, self.container)
+
+
+if __name__ == "__main__":
+    sys.exit(subprocess.run(command(*sys.argv[1:]), cwd=ROOT).returncode)

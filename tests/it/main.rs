@@ -5,6 +5,7 @@ mod support;
 
 mod amqp;
 mod cli;
+mod compose;
 mod demo;
 mod docs;
 mod embedded;

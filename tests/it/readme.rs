@@ -16,6 +16,7 @@ use crate::support::process::{self, Process};
 
 const README: &str = include_str!("../../README.md");
 const MAKEFILE: &str = include_str!("../../Makefile");
+const COMPOSE: &str = include_str!("../../docker-compose.yml");
 const REPORT: &str = include_str!("../../src/demo/report.rs");
 const EXAMPLE: &str = include_str!("../../examples/producer.rs");
 
@@ -114,6 +115,11 @@ impl Reader {
                 finish(languages::rust(name).envs(self.env())).await;
             }
             ["make", target] => assert!(MAKEFILE.contains(&format!("\n{target}:")), "make {target}"),
+            // What these do is for `make e2e` to see.
+            ["docker", "compose", "up", "-d"] | ["docker", "compose", "down", "-v"] => {}
+            ["docker", "compose", "run", "--rm", service, ..] => {
+                assert!(COMPOSE.contains(&format!("\n  {service}:\n")), "no service {service}");
+            }
             // The binary and the packages are the tests' own.
             ["cargo", "install", "--locked", "--path", "."] | ["pip", "install", "psycopg[binary]"] => {}
             _ => panic!("what does a reader do with {line:?}?"),

@@ -1,4 +1,4 @@
 # Stands in for the official python image.
 FROM fencepost-test/debian
-RUN apt-get update && apt-get install -y --no-install-recommends python3-minimal python3 && rm -rf /var/lib/apt/lists/*
+RUN install-packages python3
 CMD ["python3"]

@@ -1,8 +1,6 @@
 # Stands in for the official rabbitmq image.
 FROM fencepost-test/debian
-RUN printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d \
-    && apt-get update && apt-get install -y --no-install-recommends rabbitmq-server && rm -rf /var/lib/apt/lists/* \
-    && rm -rf /var/lib/rabbitmq/.erlang.cookie
+RUN install-packages rabbitmq-server && rm -rf /var/lib/rabbitmq/.erlang.cookie
 ENV RABBITMQ_LOGS=- HOME=/var/lib/rabbitmq LANG=C.UTF-8 LC_ALL=C.UTF-8
 COPY rabbitmq-entrypoint.sh /usr/local/bin/docker-entrypoint.sh
 VOLUME /var/lib/rabbitmq

@@ -1,0 +1,3 @@
+#!/bin/sh
+# Installing a server does not start it.
+exit 101
