@@ -2,6 +2,8 @@
 
 use serde::{Serialize, Serializer};
 
+use super::ceiling::Ceiling;
+
 /// What a figure must reach.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Must {
@@ -39,6 +41,14 @@ impl Figure {
         Self { name: name.into(), value, unit, ceiling, ratio, must, ok, note: None }
     }
 
+    /// A value beside what was measured before and after it; refused where the two say that the machine was busy.
+    pub fn between(name: impl Into<String>, unit: &'static str, value: f64, ceiling: Ceiling, must: Must) -> Self {
+        match ceiling.steady() {
+            Ok(ceiling) => Self::beside(name, unit, value, ceiling, must),
+            Err(why) => Self::refused(name, unit, must, format!("{why}; measured {value:.2}")),
+        }
+    }
+
     /// A value with nothing beside it.
     pub fn alone(name: impl Into<String>, unit: &'static str, value: f64, must: Must) -> Self {
         let ok = must.holds(value, None);
@@ -52,7 +62,7 @@ impl Figure {
     }
 
     pub fn noting(mut self, note: impl Into<String>) -> Self {
-        self.note = Some(note.into());
+        self.note = Some(self.note.iter().cloned().chain([note.into()]).collect::<Vec<_>>().join("; "));
         self
     }
 }

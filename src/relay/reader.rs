@@ -39,6 +39,8 @@ use crate::store::{Database, Result};
 const MANIFEST_MAX: i64 = 100_000;
 /// While a producer keeps the doorbell from hanging, the relay polls at least this often.
 const POLL_UNARMED: Duration = Duration::from_millis(20);
+/// So many deliveries in one turn come from producers that commit faster than the relay reads.
+const GATHER_FROM: usize = 16;
 /// Flights' worth of deliveries that may be in hand at once.
 const FLIGHTS_IN_HAND: usize = 16;
 
@@ -69,6 +71,8 @@ pub struct Reader {
     /// Since when every reading found something.
     pub busy_since: Option<Instant>,
     pub poll: Duration,
+    /// Deliveries of the last turn.
+    pub taken: usize,
 }
 
 /// Where the reading of one shard stands.
@@ -123,6 +127,11 @@ impl Reader {
                 // At a moderate rate the bell stays: each commit wakes the relay, which else would have to poll.
                 if self.busy_since.get_or_insert_with(Instant::now).elapsed() >= self.options.awake_after {
                     self.bell.disarm().await;
+                    // Many producers commit one after the other: a moment more makes fewer and larger flights, each of which
+                    // costs a flush that the producers wait for as well.
+                    if (GATHER_FROM..self.options.flight_deliveries as usize).contains(&self.taken) {
+                        tokio::time::sleep(self.options.poll_min).await;
+                    }
                 }
                 continue;
             }
@@ -170,6 +179,7 @@ impl Reader {
         let held = self.alive();
         let bytes = self.options.flight_bytes.min(self.budget.room() / held.len().max(1) as u64).max(1);
         let limits = PageLimits { deliveries: self.options.flight_deliveries, bytes };
+        self.taken = 0;
         self.unanswered = Some(opener.nonce);
         failpoint::reach("before_flight", &[]).await;
         let reading = log::open_flights(session, &held, opener, limits).await?;
@@ -240,6 +250,7 @@ impl Reader {
         let lease = Arc::clone(&reading.lease);
         let bytes: usize = opened.effects.iter().map(|read| read.effect.payload.len() + 512).sum();
         let count: usize = opened.effects.iter().map(|read| read.effect.targets.len()).sum();
+        self.taken += count;
         metrics::counter!("fencepost_flights_total").increment(1);
         metrics::counter!("fencepost_deliveries_read_total").increment(count as u64);
         if count == 0 {

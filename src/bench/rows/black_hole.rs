@@ -33,14 +33,8 @@ pub async fn measure(bench: &Bench) -> Result<Vec<Figure>> {
     let after = (rate(bench, First::Healthy).await?, p99(bench, First::Healthy).await?);
     let (rate_name, p99_name) = ("one of 20 black-holed: the others' rate", "one of 20 black-holed: the others' p99");
     Ok(vec![
-        match (Ceiling { before: before.0, after: after.0 }).steady() {
-            Ok(ceiling) => Figure::beside(rate_name, "/s", holed.0, ceiling, RATE),
-            Err(why) => Figure::refused(rate_name, "/s", RATE, why),
-        },
-        match (Ceiling { before: before.1, after: after.1 }).steady() {
-            Ok(ceiling) => Figure::beside(p99_name, "ms", holed.1, ceiling, P99),
-            Err(why) => Figure::refused(p99_name, "ms", P99, format!("{why}; measured {:.2} ms", holed.1)),
-        },
+        Figure::between(rate_name, "/s", holed.0, Ceiling { before: before.0, after: after.0 }, RATE),
+        Figure::between(p99_name, "ms", holed.1, Ceiling { before: before.1, after: after.1 }, P99),
     ])
 }
 

@@ -25,10 +25,7 @@ pub async fn measure(bench: &Bench, size: Size) -> Result<Vec<Figure>> {
     let before = bare::http(bench.size(BARE), &bodies).await?;
     let drained = http(bench, bench.size(BACKLOG), &bodies).await?;
     let after = bare::http(bench.size(BARE), &bodies).await?;
-    Ok(vec![match (Ceiling { before, after }).steady() {
-        Ok(ceiling) => Figure::beside(name, "/s", drained.rate, ceiling, must).noting(drained.cost()),
-        Err(why) => Figure::refused(name, "/s", must, why),
-    }])
+    Ok(vec![Figure::between(name, "/s", drained.rate, Ceiling { before, after }, must).noting(drained.cost())])
 }
 
 /// What a drain came to.

@@ -16,10 +16,7 @@ pub async fn backlog(bench: &Bench) -> Result<Vec<Figure>> {
     let tenfold = drain::http(bench, plain * 10, &bodies).await?;
     let after = drain::http(bench, plain, &bodies).await?.rate;
     let name = format!("drain of {} beside {plain}", plain * 10);
-    Ok(vec![match (Ceiling { before, after }).steady() {
-        Ok(ceiling) => Figure::beside(name, "/s", tenfold.rate, ceiling, MUST).noting(tenfold.cost()),
-        Err(why) => Figure::refused(name, "/s", MUST, why),
-    }])
+    Ok(vec![Figure::between(name, "/s", tenfold.rate, Ceiling { before, after }, MUST).noting(tenfold.cost())])
 }
 
 pub async fn retained(bench: &Bench) -> Result<Vec<Figure>> {
@@ -42,10 +39,10 @@ pub async fn retained(bench: &Bench) -> Result<Vec<Figure>> {
     bench.rig.clear().await?;
     let after = drain::http(bench, count, &bodies).await?.rate;
     let name = format!("drain with {old} old effects retained");
-    Ok(vec![match (Ceiling { before, after }).steady() {
-        Ok(ceiling) => Figure::beside(name, "/s", rate, ceiling, MUST).noting(format!("{wal:.0} B of WAL a delivery")),
-        Err(why) => Figure::refused(name, "/s", MUST, why),
-    }])
+    Ok(vec![
+        Figure::between(name, "/s", rate, Ceiling { before, after }, MUST)
+            .noting(format!("{wal:.0} B of WAL a delivery")),
+    ])
 }
 
 /// `old` effects that were delivered long ago, and the flights that say so.

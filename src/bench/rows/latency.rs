@@ -56,10 +56,7 @@ pub async fn curves(bench: &Bench) -> Result<Vec<Figure>> {
 struct Compared(f64, Ceiling);
 
 fn figure(name: &str, Compared(value, baseline): Compared, must: Must) -> Figure {
-    match baseline.steady() {
-        Ok(baseline) => Figure::beside(name, "ms", value, baseline, must),
-        Err(why) => Figure::refused(name, "ms", must, format!("{why}; measured {value:.2} ms")),
-    }
+    Figure::between(name, "ms", value, baseline, must)
 }
 
 /// p50 and p99.

@@ -16,13 +16,8 @@ pub async fn measure(bench: &Bench) -> Result<Vec<Figure>> {
     let two = rate(bench, 2).await?;
     let four = rate(bench, 4).await?;
     let after = rate(bench, 1).await?;
-    let ceiling = Ceiling { before, after }.steady();
     let figure = |replicas: u32, rate: f64| {
-        let name = format!("drain by {replicas} replicas");
-        match &ceiling {
-            Ok(ceiling) => Figure::beside(name, "/s", rate, *ceiling, MUST),
-            Err(why) => Figure::refused(name, "/s", MUST, why.clone()),
-        }
+        Figure::between(format!("drain by {replicas} replicas"), "/s", rate, Ceiling { before, after }, MUST)
     };
     Ok(vec![figure(2, two), figure(4, four)])
 }
