@@ -11,6 +11,8 @@ enum Action {
     Stop,
     /// This task never goes on.
     Hang,
+    /// This task breaks.
+    Panic,
 }
 
 /// Reached the point `name`; `subject` is what it is about, for those that act on one subject only
@@ -37,6 +39,7 @@ pub async fn reach(name: &str, subject: &[u8]) {
         act(match action {
             "abort" => Action::Abort,
             "stop" => Action::Stop,
+            "panic" => Action::Panic,
             _ => Action::Hang,
         })
         .await;
@@ -55,6 +58,8 @@ async fn act(action: Action) {
             std::thread::sleep(std::time::Duration::from_millis(200));
         }
         Action::Hang => std::future::pending().await,
+        #[allow(clippy::panic)]
+        Action::Panic => panic!("as the test asked"),
     }
 }
 

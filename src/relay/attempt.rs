@@ -1,10 +1,12 @@
 //! One attempt, from the start row it may need to the outcome, and what follows from it.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use deadpool_postgres::Pool;
+use futures_util::FutureExt;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -86,8 +88,11 @@ pub async fn attempt(delivery: Delivery, served: Arc<Served>, shared: Shared) ->
     let context =
         AttemptContext { effect: &delivery.effect, number: delivery.trouble.sent + 1, now: shared.clock.now() };
     let mut outcome = tokio::select! {
-        outcome = served.edge.attempt(context) => outcome,
-        () = shared.abandon.cancelled() => abandoned(),
+        outcome = AssertUnwindSafe(sent(&served, context)).catch_unwind() => {
+            // Whatever it did before it broke is not known, and nobody else will say how the attempt ended.
+            outcome.unwrap_or_else(|_| silent("the relay failed within the attempt: its log says where"))
+        }
+        () = shared.abandon.cancelled() => silent("the relay stopped before an answer came"),
     };
     failpoint::reach("answered", &delivery.effect.payload).await;
     if let Some(why) = disbelieved(&delivery, &outcome, &shared.pool).await {
@@ -116,15 +121,16 @@ fn not_made(delivery: &Delivery) -> EndRow {
     }
 }
 
-fn abandoned() -> Outcome {
+async fn sent(served: &Served, context: AttemptContext<'_>) -> Outcome {
+    failpoint::reach("sending", &context.effect.payload).await;
+    served.edge.attempt(context).await
+}
+
+/// An attempt of which nobody knows what it did.
+fn silent(error: &str) -> Outcome {
     Outcome {
         end: End::Ambiguous,
-        evidence: Evidence {
-            phase: Phase::Wait,
-            bytes_left: true,
-            took: Duration::ZERO,
-            error: Some("the relay stopped before an answer came".into()),
-        },
+        evidence: Evidence { phase: Phase::Wait, bytes_left: true, took: Duration::ZERO, error: Some(error.into()) },
         retry_after: None,
     }
 }

@@ -158,3 +158,32 @@ async fn what_a_lost_flight_had_scheduled_for_later_waits_for_its_time() {
     receiver.wait_until(5).await;
     assert!(receiver.requests().iter().all(|request| request.body != b"later"));
 }
+
+#[cfg(feature = "failpoints")]
+#[tokio::test]
+async fn an_attempt_that_breaks_within_the_relay_ends_with_a_token_and_harms_no_other() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let receiver = Receiver::start().await;
+    declare(&client, "c", &receiver, json!({"concurrency": 2, "ordering": "key"})).await;
+    for n in 0..3 {
+        let effects = json!([{"consumer": "c", "payload_text": format!("unlucky {n}"), "ordering_key": "k"}]);
+        emit(&client, &effects).await;
+    }
+    let mut breaking = Relay::of(&db).env("FENCEPOST_FAIL", "sending=panic:unlucky 0").start();
+    emit_many(&client, "c", "harmless", 10).await;
+    // More of them than places, or a place lost would not be noticed.
+    eventually("the broken attempts have ended, and the others are delivered", async || {
+        let sql = "select count(*) from fencepost.attempts where ended and token = 'ambiguous' and error like '%failed within%'";
+        let broken: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+        (broken >= 3 && tokens(&client).await.get("applied") == Some(&10)).then_some(())
+    })
+    .await;
+    breaking.kill().await;
+    let _mended = Relay::of(&db).start();
+    super::all_settled(&client, 13).await;
+    let order: Vec<_> =
+        receiver.requests().into_iter().filter(|request| request.body.starts_with(b"unlucky")).collect();
+    let bodies: Vec<_> = order.iter().map(|request| String::from_utf8_lossy(&request.body).into_owned()).collect();
+    assert_eq!(bodies, ["unlucky 0", "unlucky 1", "unlucky 2"], "in their key's order");
+}
