@@ -73,8 +73,7 @@ impl Replies {
     }
 
     fn tell(&self, told: &[(String, watch::Sender<Vec<Shard>>)]) {
-        let mut held: Vec<Shard> = self.router.leases().iter().map(|lease| lease.shard).collect();
-        held.sort();
+        let held = self.held();
         let consumers = self.router.consumers();
         for (broker, shards) in told {
             let replying = consumers.iter().any(|consumer| {
@@ -88,6 +87,12 @@ impl Replies {
                 changed
             });
         }
+    }
+
+    fn held(&self) -> Vec<Shard> {
+        let mut held: Vec<Shard> = self.router.leases().iter().map(|lease| lease.shard).collect();
+        held.sort();
+        held
     }
 
     async fn write_down(self, broker: Arc<Broker>, mut heard: mpsc::Receiver<Heard>, stop: CancellationToken) {
@@ -106,8 +111,14 @@ impl Replies {
                     }
                 }
                 Heard::Unread { shard, why } => {
+                    // Whoever holds the shard now reads its queue, and speaks for it.
+                    let held = self.held();
+                    queues.only(&held);
+                    if !held.contains(&shard) {
+                        continue;
+                    }
                     tracing::warn!(broker = %broker.name, %shard, %why, "replies cannot be read");
-                    if queues.unread(shard) {
+                    if queues.unread(shard, Instant::now()) {
                         self.alarm(&mut session, &broker, shard, Some(&why), &stop).await;
                     }
                 }
@@ -283,6 +294,11 @@ enum State {
 }
 
 impl Queues {
+    /// Forgets the queues of shards that are not held: should one come back, its time begins anew.
+    fn only(&mut self, held: &[Shard]) {
+        self.0.retain(|shard, _| held.contains(shard));
+    }
+
     /// Whether an alarm there may be is to be resolved: a relay before this one may have left it.
     fn reading(&mut self, shard: Shard) -> bool {
         let before = self.0.insert(shard, State::Reading);
@@ -290,17 +306,37 @@ impl Queues {
     }
 
     /// Whether this has lasted long enough for an alarm, which is then raised once.
-    fn unread(&mut self, shard: Shard) -> bool {
+    fn unread(&mut self, shard: Shard, now: Instant) -> bool {
         let state = self.0.entry(shard).or_insert(State::Reading);
         if *state == State::Reading {
-            *state = State::Unread { since: Instant::now(), alarmed: false };
+            *state = State::Unread { since: now, alarmed: false };
         }
         match state {
-            State::Unread { since, alarmed } if !*alarmed && since.elapsed() >= ALARM_AFTER => {
+            State::Unread { since, alarmed } if !*alarmed && now.duration_since(*since) >= ALARM_AFTER => {
                 *alarmed = true;
                 true
             }
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_an_alarm_once_it_was_unread_for_long_by_its_own_holder() {
+        let (mine, other) = (Shard(1), Shard(2));
+        let begun = Instant::now();
+        let mut queues = Queues::default();
+        assert!(!queues.unread(mine, begun) && !queues.unread(other, begun));
+        // The other shard goes to another relay, and comes back.
+        queues.only(&[mine]);
+        assert!(!queues.unread(other, begun + ALARM_AFTER / 2));
+        let late = begun + ALARM_AFTER;
+        assert!(queues.unread(mine, late) && !queues.unread(other, late));
+        assert!(!queues.unread(mine, late), "once");
+        assert!(queues.reading(mine), "the alarm is to be resolved");
     }
 }

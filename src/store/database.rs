@@ -5,7 +5,7 @@ use std::time::Duration;
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use secrecy::{ExposeSecret, SecretString};
 use tokio_postgres::config::{Host, SslMode};
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{DbError, Severity, SqlState};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -61,13 +61,19 @@ impl Error {
     pub fn is_disconnect(&self) -> bool {
         match self {
             Self::Timeout(_) | Self::Pool(_) => true,
-            Self::Postgres(error) => match error.code() {
-                None => true,
-                Some(code) => code.code().starts_with("08") || code.code().starts_with("57P"),
-            },
+            Self::Postgres(error) => error.as_db_error().is_none_or(ends_the_session),
             _ => false,
         }
     }
+}
+
+/// Whether the server said it in place of an answer and left: an administrator's word, a crash, or its own patience with
+/// a client that was frozen amid a transaction (25P03).
+fn ends_the_session(error: &DbError) -> bool {
+    let code = error.code().code();
+    matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic))
+        || code.starts_with("08")
+        || code.starts_with("57P")
 }
 
 /// "db error" alone helps nobody: the server's own words, with code, detail and hint.

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use fencepost::demo::embedded::postgres::{Durability, PrivatePostgres};
-use fencepost::store::schema;
+use fencepost::store::session::Session;
+use fencepost::store::{self, schema};
 use serde_json::json;
 use tokio_postgres::{Client, NoTls};
 
 use super::{Relay, all_landed, all_settled, declare, emit, emit_many};
+use crate::support::db::TestDb;
 use crate::support::eventually;
 use crate::support::process::Process;
 use crate::support::receiver::Receiver;
@@ -163,4 +165,34 @@ async fn an_opening_that_may_not_be_on_the_standby_is_not_sent() {
     all_settled(&client, 1).await;
     assert_eq!(receiver.requests().len(), 1);
     assert!(relay.log().contains("was adopted"));
+}
+
+/// As a relay that was frozen amid a transaction finds it: its statement is met by the server's farewell.
+#[tokio::test]
+async fn a_session_that_the_server_ended_is_lost_and_its_statement_unanswered() {
+    let db = TestDb::new().await;
+    let other = db.client().await;
+    let session = Session::open(&db.database()).await.unwrap();
+    let client = session.client();
+    client.batch_execute("set idle_in_transaction_session_timeout = '1s'").await.unwrap();
+    let pid: i32 = client.query_one("select pg_backend_pid()", &[]).await.unwrap().get(0);
+    let signal = async |name: &str| {
+        let kill = format!("copy (select 1) to program 'cat >/dev/null; kill -{name} {pid}'");
+        other.batch_execute(&kill).await.unwrap();
+    };
+    client.batch_execute("begin").await.unwrap();
+    signal("STOP").await;
+    let its_patience_ends = async {
+        eventually("the time is up", async || {
+            let sql =
+                "select 1 from pg_stat_activity where pid = $1 and clock_timestamp() > state_change + interval '1.5 s'";
+            other.query_opt(sql, &[&pid]).await.unwrap().map(drop)
+        })
+        .await;
+        signal("CONT").await;
+    };
+    let (answer, ()) = tokio::join!(client.batch_execute("select 1"), its_patience_ends);
+    let error = store::Error::from(answer.unwrap_err());
+    assert_eq!(error.sqlstate().map(|state| state.code()), Some("25P03"), "{error}");
+    assert!(error.is_disconnect(), "{error}");
 }
