@@ -49,8 +49,9 @@ pub async fn heal(stage: &Stage) -> anyhow::Result<()> {
         link.proxy.heal();
     }
     stage.broker.wire.heal();
-    for n in HTTP..PROFILES.len() {
-        amqp::flap(&stage.broker.url, PROFILES[n].name, Duration::ZERO).await?;
+    revive(stage).await?;
+    for profile in &PROFILES[HTTP..] {
+        amqp::flap(&stage.broker.url, profile, Duration::ZERO).await?;
     }
     for replica in &stage.replicas {
         replica.wire.heal();
@@ -58,6 +59,21 @@ pub async fn heal(stage: &Stage) -> anyhow::Result<()> {
     }
     operator::command(stage, &["consumers", "resume", "--all"]).await?;
     stage.history.note("all healed", json!({}));
+    Ok(())
+}
+
+/// A server whose fault met a machine too busy to start it in time is started again.
+async fn revive(stage: &Stage) -> anyhow::Result<()> {
+    let mut postgres = stage.postgres.lock().await;
+    if stage.connect().await.is_err() {
+        stage.history.note("database started again", json!({}));
+        postgres.restart().await?;
+    }
+    let mut node = stage.broker.node.lock().await;
+    if !amqp::answers(&stage.broker.url).await {
+        stage.history.note("broker started again", json!({}));
+        node.boot().await?;
+    }
     Ok(())
 }
 
@@ -217,7 +233,7 @@ async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> any
             stage.broker.wire.heal();
         }
         Fault::BrokerUnbound(n) => {
-            amqp::flap(&stage.broker.url, PROFILES[n].name, lasts.min(Duration::from_secs(5))).await?
+            amqp::flap(&stage.broker.url, &PROFILES[n], lasts.min(Duration::from_secs(5))).await?
         }
         Fault::BrokerPurged(n) => {
             let desk = &stage.consumers[n].desk;
