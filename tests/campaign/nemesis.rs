@@ -1,9 +1,10 @@
 //! Doing the faults, each in a task of its own, and healing them all at the end.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fencepost::demo::embedded::guardian::Signal;
+use fencepost::demo::embedded::rabbitmq::PrivateRabbitmq;
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -17,6 +18,8 @@ use crate::stage::Stage;
 
 /// A pause is longer than the lease of three seconds.
 const PAST_THE_LEASE: Duration = Duration::from_millis(3_500);
+/// What a busy machine may take on top to start the broker.
+const SLOW_BOOT: Duration = Duration::from_secs(120);
 /// What belongs to the effects of a run and to nothing else: it marks the answer that opens a flight.
 pub const MARK: &[u8] = b"\"campaign\"";
 
@@ -72,9 +75,22 @@ async fn revive(stage: &Stage) -> anyhow::Result<()> {
     let mut node = stage.broker.node.lock().await;
     if !amqp::answers(&stage.broker.url).await {
         stage.history.note("broker started again", json!({}));
-        node.boot().await?;
+        boot(&mut node, &stage.broker.url).await?;
     }
     Ok(())
+}
+
+/// Starts the broker. One that takes longer than is thought long is waited for: it would take no less a second time.
+async fn boot(node: &mut PrivateRabbitmq, url: &str) -> anyhow::Result<()> {
+    let Err(slow) = node.boot().await else { return Ok(()) };
+    let late = Instant::now() + SLOW_BOOT;
+    while Instant::now() < late {
+        if amqp::answers(url).await {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Err(slow.into())
 }
 
 async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> anyhow::Result<()> {
@@ -199,12 +215,12 @@ async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> any
             let mut node = stage.broker.node.lock().await;
             node.kill().await?;
             tokio::time::sleep(lasts / 2).await;
-            node.boot().await?;
+            boot(&mut node, &stage.broker.url).await?;
         }
         Fault::BrokerRestarted => {
             let mut node = stage.broker.node.lock().await;
             node.stop().await?;
-            node.boot().await?;
+            boot(&mut node, &stage.broker.url).await?;
         }
         Fault::BrokerAlarm => {
             let mut node = stage.broker.node.lock().await;
@@ -213,7 +229,7 @@ async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> any
             let relief = node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await;
             if alarm.is_err() || relief.is_err() {
                 // On a busy machine the tool may not end in time. A fresh start knows of no alarm.
-                node.boot().await?;
+                boot(&mut node, &stage.broker.url).await?;
             }
         }
         Fault::BrokerCut => stage.broker.wire.reset_all(),
