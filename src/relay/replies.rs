@@ -101,9 +101,8 @@ impl Replies {
                     }
                 }
                 Heard::Reading(shard) => {
-                    if queues.reading(shard) {
-                        self.alarm(&mut session, &broker, shard, None, &stop).await;
-                    }
+                    queues.reading(shard);
+                    self.alarm(&mut session, &broker, shard, None, &stop).await;
                 }
                 Heard::Unread { shard, why } => {
                     tracing::warn!(broker = %broker.name, %shard, %why, "replies cannot be read");
@@ -241,6 +240,8 @@ impl Replies {
         }
     }
 
+    /// Raises the alarm of a queue, or resolves it, whichever relay raised it. Repeated while the database is away:
+    /// nobody would do it later.
     async fn alarm(
         &self,
         session: &mut Option<Session>,
@@ -249,18 +250,29 @@ impl Replies {
         why: Option<&str>,
         stop: &CancellationToken,
     ) {
-        if session.is_none() {
-            *session = outage::reconnect(&self.database, "replies", stop).await;
-        }
-        let Some(open) = session else { return };
         let object = format!("{}/{}", broker.name, reply_queue(self.keys.deployment(), shard));
-        let told = match why {
-            Some(why) => alarms::raise(open.client(), Alarm::RepliesUnread, &object, why).await,
-            None => alarms::resolve(open.client(), Alarm::RepliesUnread, &object).await,
-        };
-        if let Err(error) = told {
-            tracing::warn!(error = %report(&error), "an alarm could not be written");
-            *session = None;
+        loop {
+            let open = match session.take() {
+                Some(open) => open,
+                None => match outage::reconnect(&self.database, "replies", stop).await {
+                    Some(open) => open,
+                    None => return,
+                },
+            };
+            let told = match why {
+                Some(why) => alarms::raise(open.client(), Alarm::RepliesUnread, &object, why).await,
+                None => alarms::resolve(open.client(), Alarm::RepliesUnread, &object).await,
+            };
+            match told {
+                Err(error) if error.is_disconnect() => {
+                    tracing::debug!(error = %report(&error), "an alarm waits for the database");
+                    continue;
+                }
+                Err(error) => tracing::error!(error = %report(&error), "an alarm could not be written"),
+                Ok(()) => {}
+            }
+            *session = Some(open);
+            return;
         }
     }
 }
@@ -272,35 +284,25 @@ async fn raise(session: &Option<Session>, alarm: Alarm, object: &str, detail: &s
     }
 }
 
-/// Which queues are read, and what was told of those that are not.
+/// The queues that are not read, and what was told of them.
 #[derive(Default)]
-struct Queues(HashMap<Shard, State>);
+struct Queues(HashMap<Shard, Unread>);
 
-#[derive(Clone, Copy, PartialEq)]
-enum State {
-    Reading,
-    Unread { since: Instant, alarmed: bool },
+struct Unread {
+    since: Instant,
+    alarmed: bool,
 }
 
 impl Queues {
-    /// Whether an alarm there may be is to be resolved: a relay before this one may have left it.
-    fn reading(&mut self, shard: Shard) -> bool {
-        let before = self.0.insert(shard, State::Reading);
-        matches!(before, None | Some(State::Unread { alarmed: true, .. }))
+    fn reading(&mut self, shard: Shard) {
+        self.0.remove(&shard);
     }
 
     /// Whether this has lasted long enough for an alarm, which is then raised once.
     fn unread(&mut self, shard: Shard) -> bool {
-        let state = self.0.entry(shard).or_insert(State::Reading);
-        if *state == State::Reading {
-            *state = State::Unread { since: Instant::now(), alarmed: false };
-        }
-        match state {
-            State::Unread { since, alarmed } if !*alarmed && since.elapsed() >= ALARM_AFTER => {
-                *alarmed = true;
-                true
-            }
-            _ => false,
-        }
+        let unread = self.0.entry(shard).or_insert_with(|| Unread { since: Instant::now(), alarmed: false });
+        let now = !unread.alarmed && unread.since.elapsed() >= ALARM_AFTER;
+        unread.alarmed |= now;
+        now
     }
 }
