@@ -106,9 +106,8 @@ impl Replies {
                     }
                 }
                 Heard::Reading(shard) => {
-                    if queues.reading(shard) {
-                        self.alarm(&mut session, &broker, shard, None, &stop).await;
-                    }
+                    queues.reading(shard);
+                    self.alarm(&mut session, &broker, shard, None, &stop).await;
                 }
                 Heard::Unread { shard, why } => {
                     // Whoever holds the shard now reads its queue, and speaks for it.
@@ -252,6 +251,8 @@ impl Replies {
         }
     }
 
+    /// Raises the alarm of a queue, or resolves it, whichever relay raised it. Repeated while the database is away:
+    /// nobody would do it later.
     async fn alarm(
         &self,
         session: &mut Option<Session>,
@@ -260,18 +261,29 @@ impl Replies {
         why: Option<&str>,
         stop: &CancellationToken,
     ) {
-        if session.is_none() {
-            *session = outage::reconnect(&self.database, "replies", stop).await;
-        }
-        let Some(open) = session else { return };
         let object = format!("{}/{}", broker.name, reply_queue(self.keys.deployment(), shard));
-        let told = match why {
-            Some(why) => alarms::raise(open.client(), Alarm::RepliesUnread, &object, why).await,
-            None => alarms::resolve(open.client(), Alarm::RepliesUnread, &object).await,
-        };
-        if let Err(error) = told {
-            tracing::warn!(error = %report(&error), "an alarm could not be written");
-            *session = None;
+        loop {
+            let open = match session.take() {
+                Some(open) => open,
+                None => match outage::reconnect(&self.database, "replies", stop).await {
+                    Some(open) => open,
+                    None => return,
+                },
+            };
+            let told = match why {
+                Some(why) => alarms::raise(open.client(), Alarm::RepliesUnread, &object, why).await,
+                None => alarms::resolve(open.client(), Alarm::RepliesUnread, &object).await,
+            };
+            match told {
+                Err(error) if error.is_disconnect() => {
+                    tracing::debug!(error = %report(&error), "an alarm waits for the database");
+                    continue;
+                }
+                Err(error) => tracing::error!(error = %report(&error), "an alarm could not be written"),
+                Ok(()) => {}
+            }
+            *session = Some(open);
+            return;
         }
     }
 }
@@ -283,14 +295,13 @@ async fn raise(session: &Option<Session>, alarm: Alarm, object: &str, detail: &s
     }
 }
 
-/// Which queues are read, and what was told of those that are not.
+/// The queues that are not read, and what was told of them.
 #[derive(Default)]
-struct Queues(HashMap<Shard, State>);
+struct Queues(HashMap<Shard, Unread>);
 
-#[derive(Clone, Copy, PartialEq)]
-enum State {
-    Reading,
-    Unread { since: Instant, alarmed: bool },
+struct Unread {
+    since: Instant,
+    alarmed: bool,
 }
 
 impl Queues {
@@ -299,25 +310,16 @@ impl Queues {
         self.0.retain(|shard, _| held.contains(shard));
     }
 
-    /// Whether an alarm there may be is to be resolved: a relay before this one may have left it.
-    fn reading(&mut self, shard: Shard) -> bool {
-        let before = self.0.insert(shard, State::Reading);
-        matches!(before, None | Some(State::Unread { alarmed: true, .. }))
+    fn reading(&mut self, shard: Shard) {
+        self.0.remove(&shard);
     }
 
     /// Whether this has lasted long enough for an alarm, which is then raised once.
     fn unread(&mut self, shard: Shard, now: Instant) -> bool {
-        let state = self.0.entry(shard).or_insert(State::Reading);
-        if *state == State::Reading {
-            *state = State::Unread { since: now, alarmed: false };
-        }
-        match state {
-            State::Unread { since, alarmed } if !*alarmed && now.duration_since(*since) >= ALARM_AFTER => {
-                *alarmed = true;
-                true
-            }
-            _ => false,
-        }
+        let unread = self.0.entry(shard).or_insert(Unread { since: now, alarmed: false });
+        let alarms = !unread.alarmed && now.duration_since(unread.since) >= ALARM_AFTER;
+        unread.alarmed |= alarms;
+        alarms
     }
 }
 
@@ -337,6 +339,7 @@ mod tests {
         let late = begun + ALARM_AFTER;
         assert!(queues.unread(mine, late) && !queues.unread(other, late));
         assert!(!queues.unread(mine, late), "once");
-        assert!(queues.reading(mine), "the alarm is to be resolved");
+        queues.reading(mine);
+        assert!(!queues.unread(mine, late), "its time begins anew");
     }
 }

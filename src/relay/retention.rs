@@ -120,9 +120,9 @@ impl Retention {
     /// Waiting is said at once, and is an alarm when it lasts as long as a segment should.
     async fn watch(&mut self, session: &Session, policy: Policy, waits: Option<String>) -> Result<()> {
         let Some(why) = waits else {
-            if self.stuck.take().is_some_and(|stuck| stuck.said) {
-                alarms::resolve(session.client(), alarms::Alarm::Retention, "segments").await?;
-            }
+            // Whoever raised it: another relay may have looked after retention then.
+            alarms::resolve(session.client(), alarms::Alarm::Retention, "segments").await?;
+            self.stuck = None;
             return Ok(());
         };
         tracing::info!(why, "retention waits");

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::Pool;
+use futures_util::FutureExt;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::health::Health;
@@ -21,6 +23,8 @@ pub struct Way {
     seen: Option<Option<Arc<str>>>,
     shut_since: Option<Instant>,
     told: Told,
+    /// What is being told, and whether it was written.
+    telling: Option<JoinHandle<bool>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -41,31 +45,47 @@ impl Way {
             health.edge(consumer, shut.as_deref());
             self.seen = Some(shut.clone());
         }
-        let Some(why) = shut else {
-            self.shut_since = None;
-            if self.told != Told::AllClear {
-                self.told = Told::AllClear;
-                tell(pool.clone(), consumer.to_string(), None);
+        match shut {
+            None => {
+                self.shut_since = None;
+                self.tell(Told::AllClear, consumer, None, pool);
             }
-            return;
-        };
-        let since = *self.shut_since.get_or_insert_with(Instant::now);
-        if since.elapsed() >= ALARM_AFTER && self.told != Told::Alarm {
-            self.told = Told::Alarm;
-            tell(pool.clone(), consumer.to_string(), Some(why));
+            Some(why) => {
+                let since = *self.shut_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= ALARM_AFTER {
+                    self.tell(Told::Alarm, consumer, Some(why), pool);
+                }
+            }
+        }
+    }
+
+    /// One thing after the other, and what could not be written is told again at the next look.
+    fn tell(&mut self, what: Told, consumer: &str, why: Option<Arc<str>>, pool: &Pool) {
+        if let Some(telling) = &mut self.telling {
+            let Some(written) = telling.now_or_never() else { return };
+            self.telling = None;
+            if !matches!(written, Ok(true)) {
+                self.told = Told::Nothing;
+            }
+        }
+        if self.told != what {
+            self.told = what;
+            self.telling = Some(tell(pool.clone(), consumer.to_string(), why));
         }
     }
 }
 
-fn tell(pool: Pool, consumer: String, why: Option<Arc<str>>) {
+/// Gives whether it was written.
+fn tell(pool: Pool, consumer: String, why: Option<Arc<str>>) -> JoinHandle<bool> {
     tokio::spawn(async move {
-        let Ok(client) = pool.get().await else { return };
+        let Ok(client) = pool.get().await else { return false };
         let told = match why {
             Some(why) => alarms::raise(&client, Alarm::EdgeShut, &consumer, &why).await,
             None => alarms::resolve(&client, Alarm::EdgeShut, &consumer).await,
         };
-        if let Err(error) = told {
-            tracing::warn!(error = %report(&error), "an alarm could not be written");
+        if let Err(error) = &told {
+            tracing::debug!(error = %report(error), "an alarm could not be written");
         }
-    });
+        told.is_ok()
+    })
 }

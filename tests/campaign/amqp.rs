@@ -19,11 +19,16 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Exchange
 use sha2::{Digest, Sha256};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::consumers::{Desk, EXCHANGE, Mood, PROFILES, Receipt, Said, Speech, Transport, hex, odd};
+use crate::consumers::{
+    Desk, EXCHANGE, Mood, PROFILES, Profile, Receipt, SORTED, Said, Speech, Transport, VERSIONS, hex, odd,
+};
 use crate::history::now;
 
 /// Of one that is full the broker refuses more: nack.
 const FULL_AT: i32 = 15;
+/// How long a binding is gone, and there, in turn.
+const UNBOUND: Duration = Duration::from_millis(200);
+const BOUND: Duration = Duration::from_millis(30);
 const SHARDS: i16 = 8;
 
 /// Everything a broker must have before a relay starts: exchange, queues, bindings, queues for replies.
@@ -31,7 +36,9 @@ pub async fn declare(url: &str, deployment: &str) -> anyhow::Result<()> {
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
     let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-    channel.exchange_declare(EXCHANGE.into(), ExchangeKind::Direct, durable, FieldTable::default()).await?;
+    for (exchange, kind) in [(EXCHANGE, ExchangeKind::Direct), (SORTED, ExchangeKind::Headers)] {
+        channel.exchange_declare(exchange.into(), kind, durable, FieldTable::default()).await?;
+    }
     for profile in PROFILES.iter().filter(|profile| profile.transport == Transport::Amqp) {
         let mut arguments = FieldTable::default();
         if profile.ack == "none" {
@@ -39,7 +46,9 @@ pub async fn declare(url: &str, deployment: &str) -> anyhow::Result<()> {
             arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
         }
         queue(&channel, profile.name, arguments).await?;
-        bind(&channel, profile.name).await?;
+        for arguments in bindings(profile) {
+            bind(&channel, profile, arguments).await?;
+        }
     }
     for shard in 0..SHARDS {
         queue(&channel, &reply_queue(deployment, Shard(shard)), FieldTable::default()).await?;
@@ -48,39 +57,60 @@ pub async fn declare(url: &str, deployment: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whether somebody may connect.
+pub async fn answers(url: &str) -> bool {
+    let connecting = Connection::connect(url, ConnectionProperties::default());
+    let Ok(Ok(connection)) = tokio::time::timeout(Duration::from_secs(20), connecting).await else { return false };
+    // It answered: how this ends says no more.
+    let _ = connection.close(200, "done".into()).await;
+    true
+}
+
 async fn queue(channel: &Channel, name: &str, arguments: FieldTable) -> anyhow::Result<()> {
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(name.into(), durable, arguments).await?;
     Ok(())
 }
 
-async fn bind(channel: &Channel, name: &str) -> anyhow::Result<()> {
-    let binding = channel.queue_bind(
-        name.into(),
-        EXCHANGE.into(),
-        name.into(),
-        QueueBindOptions::default(),
-        FieldTable::default(),
-    );
-    Ok(binding.await?)
+/// What a consumer's queue takes: everything under its name, or each version by a binding of its own.
+fn bindings(profile: &Profile) -> Vec<FieldTable> {
+    if profile.exchange() == EXCHANGE {
+        return vec![FieldTable::default()];
+    }
+    let binding = |version: &str| {
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-match".into(), AMQPValue::LongString("all".into()));
+        arguments.insert("outbox-schema-version".into(), AMQPValue::LongString(version.into()));
+        arguments
+    };
+    VERSIONS.iter().map(|version| binding(version)).collect()
 }
 
-/// Takes a queue's binding away and brings it back, again and again for so long.
-pub async fn flap(url: &str, name: &str, lasts: Duration) -> anyhow::Result<()> {
+async fn bind(channel: &Channel, profile: &Profile, arguments: FieldTable) -> anyhow::Result<()> {
+    let (name, exchange) = (profile.name, profile.exchange());
+    let options = QueueBindOptions::default();
+    Ok(channel.queue_bind(name.into(), exchange.into(), name.into(), options, arguments).await?)
+}
+
+/// Takes a queue's last binding away and brings it back, again and again for so long. Of a queue with several the rest
+/// stay: there, what is returned comes back amid what is not.
+pub async fn flap(url: &str, profile: &Profile, lasts: Duration) -> anyhow::Result<()> {
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
+    let (name, exchange) = (profile.name, profile.exchange());
+    let arguments = bindings(profile).pop().context("a binding")?;
     let end = tokio::time::Instant::now() + lasts;
     let flapping = async {
         while tokio::time::Instant::now() < end {
-            channel.queue_unbind(name.into(), EXCHANGE.into(), name.into(), FieldTable::default()).await?;
-            tokio::time::sleep(Duration::from_millis(30)).await;
-            bind(&channel, name).await?;
-            tokio::time::sleep(Duration::from_millis(30)).await;
+            channel.queue_unbind(name.into(), exchange.into(), name.into(), arguments.clone()).await?;
+            tokio::time::sleep(UNBOUND).await;
+            bind(&channel, profile, arguments.clone()).await?;
+            tokio::time::sleep(BOUND).await;
         }
         anyhow::Ok(())
     };
     let flapped = flapping.await;
-    bind(&channel, name).await?;
+    bind(&channel, profile, arguments).await?;
     flapped
 }
 

@@ -3,7 +3,7 @@
 //!
 //! I1 nothing is lost · I2 a word is the consumer's own, given before it was written down · I3 no wrong key, no altered
 //! body · I4 nothing of what aborted · I5 every attempt ends · I6 an old epoch changes nothing · I7 no unexplained
-//! duplicate · I8 order by key · I10 all settles after the faults · I11 facts do not contradict · I13 nothing is left over.
+//! duplicate · I8 order by key · I10 all settles after the faults · I11 facts do not contradict.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

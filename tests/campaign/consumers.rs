@@ -41,8 +41,13 @@ pub struct Profile {
     pub topic: &'static str,
 }
 
-/// Of the AMQP consumers' queues.
+/// Of the AMQP consumers' queues: by name, and by the version of what is sent.
 pub const EXCHANGE: &str = "campaign";
+pub const SORTED: &str = "campaign-sorted";
+/// The versions of effects.
+pub const VERSIONS: [&str; 2] = ["1", "2"];
+/// Whose queue hangs at [`SORTED`], and who is sent many at once.
+pub const FIGURES: &str = "figures";
 pub const ORDERED: &str = "ordered";
 pub const ALL: &str = "all";
 
@@ -57,7 +62,7 @@ pub static PROFILES: [Profile; 9] = [
     silent("mail", Transport::Http, ALL, "none", On::Hold),
     speaking("stock", Transport::Amqp, ORDERED, On::Retry),
     speaking("parcels", Transport::Amqp, ALL, On::Retry),
-    silent("figures", Transport::Amqp, ALL, "none", On::Retry),
+    silent(FIGURES, Transport::Amqp, ALL, "none", On::Retry),
 ];
 
 /// What happens where an outcome is not known.
@@ -94,6 +99,11 @@ impl Profile {
         self.topic == ORDERED
     }
 
+    /// Over AMQP.
+    pub fn exchange(&self) -> &'static str {
+        if self.name == FIGURES { SORTED } else { EXCHANGE }
+    }
+
     /// Its declaration; over HTTP it is reached at `port`.
     pub fn spec(&self, port: u16) -> Value {
         let mut spec = json!({
@@ -112,7 +122,8 @@ impl Profile {
             }),
             // A shorter `ack_timeout` than a configuration file may have, so that a run sees it pass.
             Transport::Amqp => json!({
-                "kind": "amqp", "exchange": EXCHANGE, "routing_key": self.name, "timeout": "3s", "connect_timeout": "2s",
+                "kind": "amqp", "exchange": self.exchange(), "routing_key": self.name,
+                "timeout": "3s", "connect_timeout": "2s",
             }),
         };
         let fields = more.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone()));
@@ -124,6 +135,7 @@ impl Profile {
                 spec["queue"] = json!(self.name);
                 spec["republishes"] = json!(20);
             }
+            FIGURES => spec["concurrency"] = json!(64),
             _ => {}
         }
         spec

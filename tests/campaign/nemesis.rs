@@ -1,9 +1,10 @@
 //! Doing the faults, each in a task of its own, and healing them all at the end.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fencepost::demo::embedded::guardian::Signal;
+use fencepost::demo::embedded::rabbitmq::PrivateRabbitmq;
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -17,6 +18,8 @@ use crate::stage::Stage;
 
 /// A pause is longer than the lease of three seconds.
 const PAST_THE_LEASE: Duration = Duration::from_millis(3_500);
+/// What a busy machine may take on top to start the broker.
+const SLOW_BOOT: Duration = Duration::from_secs(120);
 /// What belongs to the effects of a run and to nothing else: it marks the answer that opens a flight.
 pub const MARK: &[u8] = b"\"campaign\"";
 
@@ -49,8 +52,9 @@ pub async fn heal(stage: &Stage) -> anyhow::Result<()> {
         link.proxy.heal();
     }
     stage.broker.wire.heal();
-    for n in HTTP..PROFILES.len() {
-        amqp::flap(&stage.broker.url, PROFILES[n].name, Duration::ZERO).await?;
+    revive(stage).await?;
+    for profile in &PROFILES[HTTP..] {
+        amqp::flap(&stage.broker.url, profile, Duration::ZERO).await?;
     }
     for replica in &stage.replicas {
         replica.wire.heal();
@@ -59,6 +63,34 @@ pub async fn heal(stage: &Stage) -> anyhow::Result<()> {
     operator::command(stage, &["consumers", "resume", "--all"]).await?;
     stage.history.note("all healed", json!({}));
     Ok(())
+}
+
+/// A server whose fault met a machine too busy to start it in time is started again.
+async fn revive(stage: &Stage) -> anyhow::Result<()> {
+    let mut postgres = stage.postgres.lock().await;
+    if stage.connect().await.is_err() {
+        stage.history.note("database started again", json!({}));
+        postgres.restart().await?;
+    }
+    let mut node = stage.broker.node.lock().await;
+    if !amqp::answers(&stage.broker.url).await {
+        stage.history.note("broker started again", json!({}));
+        boot(&mut node, &stage.broker.url).await?;
+    }
+    Ok(())
+}
+
+/// Starts the broker. One that takes longer than is thought long is waited for: it would take no less a second time.
+async fn boot(node: &mut PrivateRabbitmq, url: &str) -> anyhow::Result<()> {
+    let Err(slow) = node.boot().await else { return Ok(()) };
+    let late = Instant::now() + SLOW_BOOT;
+    while Instant::now() < late {
+        if amqp::answers(url).await {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Err(slow.into())
 }
 
 async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> anyhow::Result<()> {
@@ -183,12 +215,12 @@ async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> any
             let mut node = stage.broker.node.lock().await;
             node.kill().await?;
             tokio::time::sleep(lasts / 2).await;
-            node.boot().await?;
+            boot(&mut node, &stage.broker.url).await?;
         }
         Fault::BrokerRestarted => {
             let mut node = stage.broker.node.lock().await;
             node.stop().await?;
-            node.boot().await?;
+            boot(&mut node, &stage.broker.url).await?;
         }
         Fault::BrokerAlarm => {
             let mut node = stage.broker.node.lock().await;
@@ -197,7 +229,7 @@ async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> any
             let relief = node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await;
             if alarm.is_err() || relief.is_err() {
                 // On a busy machine the tool may not end in time. A fresh start knows of no alarm.
-                node.boot().await?;
+                boot(&mut node, &stage.broker.url).await?;
             }
         }
         Fault::BrokerCut => stage.broker.wire.reset_all(),
@@ -217,7 +249,7 @@ async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> any
             stage.broker.wire.heal();
         }
         Fault::BrokerUnbound(n) => {
-            amqp::flap(&stage.broker.url, PROFILES[n].name, lasts.min(Duration::from_secs(5))).await?
+            amqp::flap(&stage.broker.url, &PROFILES[n], lasts.min(Duration::from_secs(5))).await?
         }
         Fault::BrokerPurged(n) => {
             let desk = &stage.consumers[n].desk;

@@ -13,7 +13,7 @@ use crate::stage::Stage;
 
 /// At most so many deliveries in one command.
 const AT_ONCE: usize = 50;
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// `fencepost ARGS --yes --reason campaign`, past every proxy.
 pub async fn command(stage: &Stage, args: &[&str]) -> anyhow::Result<()> {

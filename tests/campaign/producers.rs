@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_postgres::{Client, Transaction};
 use tokio_util::sync::CancellationToken;
 
-use crate::consumers::{ALL, ORDERED, PROFILES, hex};
+use crate::consumers::{ALL, FIGURES, ORDERED, PROFILES, VERSIONS, hex};
 use crate::history::{History, Lines};
 use crate::plan::draw;
 use crate::stage::connect;
@@ -133,6 +133,8 @@ enum Shape {
     TwoPhase,
     /// More effects than a flight takes.
     Large,
+    /// As many as are sent at once, all to one consumer.
+    Crowd,
 }
 
 impl Shape {
@@ -143,6 +145,7 @@ impl Shape {
             30..=45 => Self::Savepoint,
             46..=55 => Self::TwoPhase,
             56 => Self::Large,
+            57..=58 => Self::Crowd,
             _ => Self::Plain,
         }
     }
@@ -218,6 +221,7 @@ impl Producer {
                 tickets.push(self.part(tx, shape, 1).await?);
             }
             Shape::Large => tickets.push(self.part(tx, shape, 170).await?),
+            Shape::Crowd => tickets.push(self.part(tx, shape, 50).await?),
             Shape::Long => {
                 tickets.push(self.part(tx, shape, 2).await?);
                 let wait = draw(&mut self.rng, Duration::from_millis(500), Duration::from_secs(6));
@@ -266,7 +270,8 @@ impl Producer {
         // Long transactions have keys of their own, or nobody else would get on.
         let keys = if matches!(shape, Shape::Long | Shape::TwoPhase) { 'l' } else { 'k' };
         let ordering_key = format!("{keys}{}", self.rng.random_range(0..12));
-        let ordered = self.rng.random_bool(0.5);
+        let crowd = matches!(shape, Shape::Crowd);
+        let ordered = !crowd && self.rng.random_bool(0.5);
         let mut intents = Vec::new();
         let mut array = Vec::new();
         for position in 1..=effects {
@@ -277,7 +282,7 @@ impl Producer {
                 let n: i64 = tx.query_one(sql, &[&ordering_key]).await?.get(0);
                 ordered_effect(&mut self.rng, key, &ordering_key, n)
             } else {
-                loose_effect(&mut self.rng, key)
+                loose(&mut self.rng, key, crowd.then_some(FIGURES))
             };
             array.push(effect);
             intents.push(intent);
@@ -297,11 +302,20 @@ fn ordered_effect(rng: &mut StdRng, key: String, ordering_key: &str, n: i64) -> 
     (effect.ordering_key(ordering_key), intent)
 }
 
-/// In no order: some are scheduled, some expire.
+/// To all who keep no order, or to one of them.
 pub fn loose_effect(rng: &mut StdRng, key: String) -> (Effect, Intent) {
+    loose(rng, key, None)
+}
+
+/// In no order: some are scheduled, some expire.
+fn loose(rng: &mut StdRng, key: String, to: Option<&'static str>) -> (Effect, Intent) {
     let filler = "x".repeat(rng.random_range(0..400));
     let text = json!({ "campaign": key, "filler": filler }).to_string();
-    let (mut effect, targets) = aimed(rng, ALL, &text);
+    let (effect, targets) = match to {
+        Some(name) => (Effect::to(name, Payload::Text(text.clone())), vec![name]),
+        None => aimed(rng, ALL, &text),
+    };
+    let mut effect = effect.schema_version(VERSIONS[rng.random_range(0..VERSIONS.len())]);
     if rng.random_ratio(1, 10) {
         effect = effect.deliver_in(draw(rng, Duration::from_millis(100), Duration::from_secs(4)));
     }

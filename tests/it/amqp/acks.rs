@@ -387,6 +387,21 @@ async fn a_deleted_reply_queue_is_an_alarm_until_it_is_back() {
     eventually("the alarm is resolved", async || (amqp.alarms("replies_unread").await == 0).then_some(())).await;
 }
 
+/// The queue comes back while the relay's sessions are gone: the word that it is read again is not lost with them.
+#[tokio::test]
+async fn the_alarm_of_a_reply_queue_is_resolved_though_the_sessions_died_meanwhile() {
+    let amqp = AmqpRig::new(REQUIRED).await;
+    let _relay = amqp.relay().await;
+    let queue = amqp.replies(Shard(3));
+    amqp.client.delete_queue(&queue).await;
+    eventually("an alarm", async || (amqp.alarms("replies_unread").await == 1).then_some(())).await;
+    let ended = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database()
+                 and application_name like 'fencepost%' and application_name <> 'fencepost test'";
+    assert!(amqp.rig.count(ended).await > 0);
+    amqp.client.queue(&queue, &[]).await;
+    eventually("the alarm is resolved", async || (amqp.alarms("replies_unread").await == 0).then_some(())).await;
+}
+
 /// The reply queues are deleted with replies in them while the consumer restarts: what was lost is asked for again, and
 /// what cannot be said yet is said later.
 #[tokio::test(flavor = "multi_thread")]
