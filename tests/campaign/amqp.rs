@@ -25,7 +25,7 @@ use crate::consumers::{
 use crate::history::now;
 
 /// Of one that is full the broker refuses more: nack.
-const FULL_AT: i32 = 15;
+const FULL_AT: i32 = 30;
 /// How long a binding is gone, and there, in turn.
 const UNBOUND: Duration = Duration::from_millis(200);
 const BOUND: Duration = Duration::from_millis(30);
