@@ -69,8 +69,12 @@ impl Reconciler {
             }
             self.reached.insert(lease.shard, (lease.epoch, reached));
             for seq in flights::open_under(&client, lease.shard, lease.epoch, reached).await? {
-                let flight = (lease.shard, lease.epoch, seq);
-                match (lease.is_in_air(seq), known.contains(&flight)) {
+                let (flight, in_air) = ((lease.shard, lease.epoch, seq), lease.is_in_air(seq));
+                // Asked afterwards: with a lease everything under it is let go of, and whoever takes the shard sees to it.
+                if !lease.is_alive() {
+                    break;
+                }
+                match (in_air, known.contains(&flight)) {
                     (true, _) => {}
                     (false, false) => {
                         self.adrift.insert(flight);

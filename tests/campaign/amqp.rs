@@ -20,12 +20,12 @@ use sha2::{Digest, Sha256};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::consumers::{
-    Desk, EXCHANGE, Mood, PROFILES, Profile, Receipt, SORTED, Said, Speech, Transport, VERSIONS, hex, odd,
+    Desk, EXCHANGE, LATE, Mood, PROFILES, Profile, Receipt, SORTED, Said, Speech, Transport, VERSIONS, hex, odd,
 };
 use crate::history::now;
 
 /// Of one that is full the broker refuses more: nack.
-const FULL_AT: i32 = 15;
+const FULL_AT: i32 = 30;
 /// How long a binding is gone, and there, in turn.
 const UNBOUND: Duration = Duration::from_millis(200);
 const BOUND: Duration = Duration::from_millis(30);
@@ -77,13 +77,30 @@ fn bindings(profile: &Profile) -> Vec<FieldTable> {
     if profile.exchange() == EXCHANGE {
         return vec![FieldTable::default()];
     }
-    let binding = |version: &str| {
-        let mut arguments = FieldTable::default();
-        arguments.insert("x-match".into(), AMQPValue::LongString("all".into()));
-        arguments.insert("outbox-schema-version".into(), AMQPValue::LongString(version.into()));
-        arguments
-    };
-    VERSIONS.iter().map(|version| binding(version)).collect()
+    VERSIONS.iter().map(|version| of_version(version)).collect()
+}
+
+fn of_version(version: &str) -> FieldTable {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-match".into(), AMQPValue::LongString("all".into()));
+    arguments.insert("outbox-schema-version".into(), AMQPValue::LongString(version.into()));
+    arguments
+}
+
+/// Every binding there should be, [`LATE`] included.
+pub async fn bind_all(url: &str) -> anyhow::Result<()> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    for profile in PROFILES.iter().filter(|profile| profile.transport == Transport::Amqp) {
+        for arguments in bindings(profile) {
+            bind(&channel, profile, arguments).await?;
+        }
+        if profile.exchange() == SORTED {
+            bind(&channel, profile, of_version(LATE)).await?;
+        }
+    }
+    connection.close(200, "done".into()).await?;
+    Ok(())
 }
 
 async fn bind(channel: &Channel, profile: &Profile, arguments: FieldTable) -> anyhow::Result<()> {

@@ -44,8 +44,10 @@ pub struct Profile {
 /// Of the AMQP consumers' queues: by name, and by the version of what is sent.
 pub const EXCHANGE: &str = "campaign";
 pub const SORTED: &str = "campaign-sorted";
-/// The versions of effects.
+/// The versions of effects,
 pub const VERSIONS: [&str; 2] = ["1", "2"];
+/// and one that the queue at [`SORTED`] takes only when all is healed: until then each attempt of it comes back.
+pub const LATE: &str = "3";
 /// Whose queue hangs at [`SORTED`], and who is sent many at once.
 pub const FIGURES: &str = "figures";
 pub const ORDERED: &str = "ordered";

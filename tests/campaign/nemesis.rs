@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::amqp;
-use crate::consumers::{HTTP, Mood, PROFILES};
+use crate::consumers::{Mood, PROFILES};
 use crate::fault_proxy::{Direction, Fault as Wire};
 use crate::operator;
 use crate::plan::{Fault, Planned};
@@ -53,9 +53,7 @@ pub async fn heal(stage: &Stage) -> anyhow::Result<()> {
     }
     stage.broker.wire.heal();
     revive(stage).await?;
-    for profile in &PROFILES[HTTP..] {
-        amqp::flap(&stage.broker.url, profile, Duration::ZERO).await?;
-    }
+    amqp::bind_all(&stage.broker.url).await?;
     for replica in &stage.replicas {
         replica.wire.heal();
         replica.spawn(&mut *replica.process.lock().await)?;
