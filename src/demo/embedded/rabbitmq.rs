@@ -11,7 +11,7 @@ use super::postgres::{free_port, make_folder, tail, write_private};
 use super::{Error, Result, install};
 
 /// How long a node may take to start or stop on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// The wrapper in /usr/sbin changes the user and reads /etc/rabbitmq; the programs themselves do neither.
 const PLACES: [&str; 3] = ["/usr/lib/rabbitmq/bin", "/opt/rabbitmq/sbin", "/usr/local/sbin"];
 const USER: &str = "fencepost";

@@ -1,12 +1,13 @@
 //! AMQP 0-9-1 (RabbitMQ). One [`publisher`] task per consumer owns its connection and confirm channel (`link`), builds
-//! nothing itself (`message` does, and refuses what would kill a channel), and learns from `window` what the broker
-//! said about each message. [`replies`] takes in the consumers' acknowledgements, [`token`] keeps them honest,
-//! [`topology`] looks at what exists.
+//! nothing itself (`message` does, and refuses what would kill a channel), learns from `window` what the broker said
+//! about each message, and keeps apart what a channel died with (`suspects`). [`replies`] takes in the consumers'
+//! acknowledgements, [`token`] keeps them honest, [`topology`] looks at what exists.
 
 pub mod link;
 pub mod message;
 pub mod publisher;
 pub mod replies;
+mod suspects;
 pub mod token;
 pub mod topology;
 mod window;

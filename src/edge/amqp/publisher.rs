@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::link::{self, Link, LinkError, Purpose};
 use super::message::Message;
+use super::suspects::Suspects;
 use super::topology;
 use super::window::{Done, Publishing, Verdict, Window, Written};
 use crate::edge::error::report;
@@ -28,8 +29,6 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How often an idle channel is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The most suspects that are remembered; beyond it only those of the last death are.
-const SUSPECTS_MAX: usize = 4_096;
 
 /// Where one consumer's messages go, and how long to wait for what.
 #[derive(Clone, Debug)]
@@ -72,7 +71,7 @@ pub type Gate = Option<Arc<str>>;
 /// Publishes until every sender of jobs is gone and nothing is out any more.
 pub async fn run(plan: Plan, mut jobs: mpsc::Receiver<Job>, gate: watch::Sender<Gate>) {
     let mut pause = PAUSE.0;
-    let mut suspects = HashSet::new();
+    let mut suspects = Suspects::default();
     loop {
         let opened = tokio::select! {
             opened = open(&plan) => opened,
@@ -146,9 +145,7 @@ struct Session<'a> {
     channel: Channel,
     window: Window<oneshot::Sender<Fate>>,
     standing: Standing,
-    /// Messages that were out when a channel died: any of them may have caused it. Each goes alone, so that it takes no
-    /// other with it and is known by it.
-    suspects: &'a mut HashSet<String>,
+    suspects: &'a mut Suspects,
     lone: Lone,
     /// Messages the channel took with it when it died. They are told in parts: the last one was not alone for that.
     doomed: usize,
@@ -372,16 +369,16 @@ impl Session<'_> {
             match fate {
                 Fate::Ambiguous(_) | Fate::Shut(_) => {}
                 // Nothing gets through as long as that stands.
-                Fate::NotDelivered(_) => _ = self.suspects.remove(&id),
+                Fate::NotDelivered(_) => self.suspects.clear(&id),
                 Fate::Confirmed | Fate::Unroutable(_) | Fate::Refused(_) => {
                     self.standing = Standing::Proved;
-                    self.suspects.remove(&id);
+                    self.suspects.clear(&id);
                 }
             }
             // Whoever gave the attempt up needs no answer.
             let _ = sender.send(fate);
         }
-        self.suspect(died_with);
+        self.suspects.remember(died_with);
         broken
     }
 
@@ -402,20 +399,12 @@ impl Session<'_> {
         }
     }
 
-    /// Remembers what was out when a channel died.
-    fn suspect(&mut self, died_with: HashSet<String>) {
-        if self.suspects.len() + died_with.len() > SUSPECTS_MAX {
-            self.suspects.clear();
-        }
-        self.suspects.extend(died_with);
-    }
-
     /// Drops the connection and settles what was on it. Nobody is to start anything meanwhile.
     async fn lost(mut self, why: String, gate: &watch::Sender<Gate>) -> Closed {
         gate.send_replace(Some(why.as_str().into()));
         if self.link.is_up() {
             // The channel alone is gone.
-            self.suspect(self.window.ids().cloned().collect());
+            self.suspects.remember(self.window.ids().cloned().collect());
         }
         self.doomed = self.doomed.max(self.window.len());
         let standing = self.standing;

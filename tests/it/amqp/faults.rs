@@ -160,7 +160,8 @@ async fn a_memory_alarm_shuts_the_way_at_once_and_costs_nothing() {
     let broker_process = PrivateRabbitmq::start().await.unwrap();
     let url = broker_process.url();
     let queue = queue_on(&url).await;
-    let edge = Arc::new(open_edge(&consumer(&format!("routing_key = '{queue}'\ntimeout = '2s'")), &broker(&url)).await);
+    let edge =
+        Arc::new(open_edge(&consumer(&format!("routing_key = '{queue}'\ntimeout = '20s'")), &broker(&url)).await);
     let load = Load::start(&edge, 64);
     load.reaches(500).await;
     broker_process.ctl(&["set_vm_memory_high_watermark", "0.0000001"]).await.unwrap();

@@ -92,3 +92,25 @@ async fn a_missing_exchange_shuts_the_way_until_it_appears() {
     shuts(&edge).await;
     client.delete_queue(&queue).await;
 }
+
+/// RabbitMQ routes a message to the queues its CC and BCC headers name as well: an effect's own headers never become those.
+#[tokio::test]
+async fn a_users_headers_route_nothing() {
+    let url = broker::url().await;
+    let client = Client::new(url).await;
+    let (queue, other) = (fresh("own"), fresh("other"));
+    client.queue(&queue, &[]).await;
+    client.queue(&other, &[]).await;
+    let edge = open_edge(&consumer(&format!("routing_key = '{queue}'")), &broker(url)).await;
+    let mut sly = effect("sly:1");
+    sly.headers = ["CC", "BCC", "cc", "x-match"].map(|name| (name.to_string(), other.clone())).into();
+    assert_eq!(attempt(&edge, &sly).await.end, End::Confirmed);
+    let message = client.read(&queue, |read| read.len() == 1).await.remove(0);
+    let headers = message.properties.headers().as_ref().unwrap().inner();
+    let own: Vec<&str> = headers.keys().map(|name| name.as_str()).filter(|name| !name.starts_with("x-meta-")).collect();
+    assert!(own.iter().all(|name| name.starts_with("outbox-") || *name == "content-digest"), "{own:?}");
+    assert_eq!(headers["x-meta-bcc"], AMQPValue::LongString(other.as_str().into()));
+    assert_eq!(client.depth(&other).await, 0, "a copy went where a header said");
+    client.delete_queue(&queue).await;
+    client.delete_queue(&other).await;
+}
