@@ -13,7 +13,6 @@ from urllib.parse import urlencode
 import stack
 from stack import Cut, Failed, answer, cli, compose, containers, crash, docker, eventually, healthy, inspect, one, sql
 
-SHARD_LEASE = 6
 SHARDS = 8
 
 
@@ -62,7 +61,7 @@ def progress(what):
 
 def everything_is_up():
     compose("up", "-d", "--no-build", seconds=600)
-    eventually("the relays are ready", lambda: healthy("relay", 2), 120)
+    eventually("the relays are ready", lambda: healthy("relay", 2))
     eventually("the consumer is ready", lambda: healthy("http-consumer"))
     for service in ("secrets", "migrate", "submit"):
         (container,) = containers(service, everything=True)
@@ -214,7 +213,7 @@ def the_amqp_consumer_crashes():
         crash(one("amqp-consumer"))
         return int(sql(again)) > before
 
-    eventually("a message is handed out again", crashed_in_the_middle, 120)
+    eventually("a message is handed out again", crashed_in_the_middle)
     progress("after the AMQP consumer crashed")
 
 
@@ -235,7 +234,7 @@ def the_broker_is_cut_off():
 def rabbitmq_is_restarted():
     before = inspect(one("rabbitmq"))["State"]["StartedAt"]
     docker("restart", "-t", "20", one("rabbitmq"))
-    eventually("the broker is ready", lambda: healthy("rabbitmq"), 120)
+    eventually("the broker is ready", lambda: healthy("rabbitmq"))
     if inspect(one("rabbitmq"))["State"]["StartedAt"] == before:
         raise Failed("the broker was not restarted")
     before = sql(SHIPPED)

@@ -51,6 +51,8 @@ echo "engine $(docker version --format '{{.Server.Version}}'), $($COMPOSE versio
 
 export COMPOSE FENCEPOST_IMAGE="${FENCEPOST_IMAGE:-fencepost:e2e}"
 export E2E_OVERRIDES=tests/compose/test.yml
+# 1.29 gives the engine a minute for each answer, which is little on a busy machine.
+export COMPOSE_HTTP_TIMEOUT="${COMPOSE_HTTP_TIMEOUT:-300}"
 # The image that everything is built on tells whether a registry can be reached.
 base=$(sed -n 's/^ARG BASE_IMAGE=//p' Dockerfile)
 if ! docker image inspect "$base" >/dev/null 2>&1 && ! timeout 60 docker pull --quiet "$base" >/dev/null 2>&1; then

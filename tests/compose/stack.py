@@ -81,7 +81,7 @@ def healthy(service, count=1):
     return len(found) == count and all(inspect(c)["State"].get("Health", {}).get("Status") == "healthy" for c in found)
 
 
-def eventually(what, look, seconds=90):
+def eventually(what, look, seconds=180):
     """Waits until `look` gives something true, and gives it back."""
     deadline = time.monotonic() + seconds
     while True:
