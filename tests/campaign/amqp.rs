@@ -47,7 +47,7 @@ pub async fn declare(url: &str, deployment: &str) -> anyhow::Result<()> {
         }
         queue(&channel, profile.name, arguments).await?;
         for arguments in bindings(profile) {
-            bind(&channel, profile, arguments).await?;
+            bind_queue(&channel, profile, arguments).await?;
         }
     }
     for shard in 0..SHARDS {
@@ -87,23 +87,30 @@ fn of_version(version: &str) -> FieldTable {
     arguments
 }
 
-/// Every binding there should be, [`LATE`] included.
-pub async fn bind_all(url: &str) -> anyhow::Result<()> {
+/// Whether what is sent in version [`LATE`] finds a queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Bindings {
+    WithoutLate,
+    WithLate,
+}
+
+/// Makes every binding that is missing.
+pub async fn bind(url: &str, wanted: Bindings) -> anyhow::Result<()> {
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
     for profile in PROFILES.iter().filter(|profile| profile.transport == Transport::Amqp) {
         for arguments in bindings(profile) {
-            bind(&channel, profile, arguments).await?;
+            bind_queue(&channel, profile, arguments).await?;
         }
-        if profile.exchange() == SORTED {
-            bind(&channel, profile, of_version(LATE)).await?;
+        if wanted == Bindings::WithLate && profile.exchange() == SORTED {
+            bind_queue(&channel, profile, of_version(LATE)).await?;
         }
     }
     connection.close(200, "done".into()).await?;
     Ok(())
 }
 
-async fn bind(channel: &Channel, profile: &Profile, arguments: FieldTable) -> anyhow::Result<()> {
+async fn bind_queue(channel: &Channel, profile: &Profile, arguments: FieldTable) -> anyhow::Result<()> {
     let (name, exchange) = (profile.name, profile.exchange());
     let options = QueueBindOptions::default();
     Ok(channel.queue_bind(name.into(), exchange.into(), name.into(), options, arguments).await?)
@@ -121,13 +128,13 @@ pub async fn flap(url: &str, profile: &Profile, lasts: Duration) -> anyhow::Resu
         while tokio::time::Instant::now() < end {
             channel.queue_unbind(name.into(), exchange.into(), name.into(), arguments.clone()).await?;
             tokio::time::sleep(UNBOUND).await;
-            bind(&channel, profile, arguments.clone()).await?;
+            bind_queue(&channel, profile, arguments.clone()).await?;
             tokio::time::sleep(BOUND).await;
         }
         anyhow::Ok(())
     };
     let flapped = flapping.await;
-    bind(&channel, profile, arguments).await?;
+    bind_queue(&channel, profile, arguments).await?;
     flapped
 }
 

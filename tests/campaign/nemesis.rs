@@ -8,7 +8,7 @@ use fencepost::demo::embedded::rabbitmq::PrivateRabbitmq;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::amqp;
+use crate::amqp::{self, Bindings};
 use crate::consumers::{Mood, PROFILES};
 use crate::fault_proxy::{Direction, Fault as Wire};
 use crate::operator;
@@ -20,6 +20,8 @@ use crate::stage::Stage;
 const PAST_THE_LEASE: Duration = Duration::from_millis(3_500);
 /// What a busy machine may take on top to start the broker.
 const SLOW_BOOT: Duration = Duration::from_secs(120);
+/// How long effects of the late version still come back when all else is healed.
+const RETURNED: Duration = Duration::from_secs(8);
 /// What belongs to the effects of a run and to nothing else: it marks the answer that opens a flight.
 pub const MARK: &[u8] = b"\"campaign\"";
 
@@ -42,7 +44,10 @@ pub async fn run(stage: Arc<Stage>, producers: Arc<PostgresProxy>, plan: Vec<Pla
     while let Some(done) = faults.join_next().await {
         done?;
     }
-    heal(&stage).await
+    heal(&stage).await?;
+    // Nothing else is wrong now, and the load goes on: what comes back does so amid much that does not.
+    tokio::time::sleep(RETURNED).await;
+    amqp::bind(&stage.broker.url, Bindings::WithLate).await
 }
 
 /// Ends every fault.
@@ -53,7 +58,7 @@ pub async fn heal(stage: &Stage) -> anyhow::Result<()> {
     }
     stage.broker.wire.heal();
     revive(stage).await?;
-    amqp::bind_all(&stage.broker.url).await?;
+    amqp::bind(&stage.broker.url, Bindings::WithoutLate).await?;
     for replica in &stage.replicas {
         replica.wire.heal();
         replica.spawn(&mut *replica.process.lock().await)?;
