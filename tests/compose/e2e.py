@@ -11,7 +11,7 @@ from json import loads
 from urllib.parse import urlencode
 
 import stack
-from stack import Cut, Failed, answer, cli, compose, containers, crash, docker, eventually, healthy, inspect, one, sql
+from stack import Cut, Failed, Locked, answer, cli, compose, containers, crash, docker, eventually, healthy, inspect, one, sql
 
 SHARDS = 8
 
@@ -205,15 +205,16 @@ def postgres_crashes():
 
 
 def the_amqp_consumer_crashes():
-    """Between its commit and its reply, as a rule: the broker hands the message out again, and the inbox knows it."""
+    """With messages in its hands, received and not yet applied: the broker hands them out again."""
+    consumer = one("amqp-consumer")
+    address = inspect(consumer)["NetworkSettings"]["Networks"][f"{stack.PROJECT}_default"]["IPAddress"]
+    held = f"select count(*) from pg_stat_activity where wait_event_type = 'Lock' and client_addr = '{address}'"
     again = "select count(*) - count(distinct key) from fencepost_demo_shared.receipts where consumer = 'demo-shipping'"
     before = int(sql(again))
-
-    def crashed_in_the_middle():
-        crash(one("amqp-consumer"))
-        return int(sql(again)) > before
-
-    eventually("a message is handed out again", crashed_in_the_middle)
+    with Locked("fencepost_demo_shared.applied"):
+        eventually("it has a message in its hands", lambda: int(sql(held)) > 0)
+        crash(consumer)
+    eventually("a message is handed out again", lambda: int(sql(again)) > before)
     progress("after the AMQP consumer crashed")
 
 

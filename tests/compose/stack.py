@@ -124,5 +124,20 @@ class Cut:
         docker("network", "connect", "--alias", self.service, self.network, self.container)
 
 
+class Locked:
+    """A table that nobody can write to, as long as the block lasts."""
+
+    def __init__(self, table):
+        self.lock = f"begin; lock table {table} in share mode"
+
+    def __enter__(self):
+        words = ["docker", "exec", one("postgres"), "psql", "-X", "-U", "postgres", "-d", "app", "-c", f"{self.lock}; select pg_sleep(600)"]
+        self.holder = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def __exit__(self, *_):
+        sql(f"select pg_terminate_backend(pid) from pg_stat_activity where query like '{self.lock};%' and pid <> pg_backend_pid()")
+        self.holder.wait()
+
+
 if __name__ == "__main__":
     sys.exit(subprocess.run(command(*sys.argv[1:]), cwd=ROOT).returncode)
