@@ -1,4 +1,4 @@
-//! Effects as rows. Every statement that reads effects selects [`EFFECT_COLUMNS`] first, so that each has its place and
+//! Effects as rows. Every statement that reads effects selects `EFFECT_COLUMNS` first, so that each has its place and
 //! nobody looks for a column's name row by row.
 
 use std::time::Duration;
