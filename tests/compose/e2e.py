@@ -69,7 +69,8 @@ def everything_is_up():
         if inspect(container)["State"]["ExitCode"]:
             raise Failed(docker("logs", container))
     shared_by(4, 4)
-    progress("the tasks that `up` submits")
+    # Not `progress`: they may all have ended by now.
+    eventually("the tasks that `up` submits are delivered", lambda: settled() > 0)
 
 
 def closed(service):
