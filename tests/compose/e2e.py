@@ -2,6 +2,7 @@
 consumers' ledgers agree with the outbox. Each fault is seen to have happened. run.sh sets this up."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -328,6 +329,8 @@ FAULTS = [
 
 
 def main():
+    # Ended from outside, it still takes its containers away.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ.setdefault("POSTGRES_PORT", "55439")
     os.environ.setdefault("PROMETHEUS_PORT", "59090")
     compose("down", "-v", "--remove-orphans")
