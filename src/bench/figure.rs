@@ -62,7 +62,11 @@ impl Figure {
     }
 
     pub fn noting(mut self, note: impl Into<String>) -> Self {
-        self.note = Some(self.note.iter().cloned().chain([note.into()]).collect::<Vec<_>>().join("; "));
+        let note = note.into();
+        self.note = Some(match self.note {
+            Some(before) => format!("{before}; {note}"),
+            None => note,
+        });
         self
     }
 }

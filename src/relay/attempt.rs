@@ -14,7 +14,7 @@ use super::clock::DatabaseClock;
 use super::delivery::Delivery;
 use super::health::Health;
 use super::options::RetryOptions;
-use super::settle::{Circumstances, Decision, Next, Parking, decide};
+use super::settle::{Circumstances, Decision, Next, decide};
 use super::settler::{Settlement, Settler, StartAnswer, Verdict};
 use crate::edge::Edge;
 use crate::failpoint;
@@ -24,7 +24,7 @@ use crate::model::outcome::{AckReading, End, Evidence, Outcome, Phase};
 use crate::model::token::{Ack, AttemptToken, Fact};
 use crate::mutant::{self, Mutant};
 use crate::store::gates;
-use crate::store::settle::{Durability, EndRow, FactRow, ParkRow, StartRow};
+use crate::store::settle::{Durability, EndRow, FactRow, ParkRow, Parking, StartRow};
 
 /// A consumer with its edge.
 pub struct Served {
@@ -230,16 +230,9 @@ pub fn park_row(delivery: &Delivery, ordering: Ordering, parking: Parking) -> Pa
         shard: delivery.lease.shard,
         epoch: delivery.lease.epoch,
         ordering_key: (ordering == Ordering::Key).then(|| delivery.effect.ordering_key.clone()),
-        state: parking.state,
         attempts: delivery.trouble.attempts,
         sent: delivery.trouble.sent,
-        due_in: parking.due_in,
-        reason: parking.reason,
-        refusals: parking.refusals,
-        first_failed: parking.first_failed,
-        first_doubt: parking.first_doubt,
-        in_progress: parking.in_progress,
-        retain: parking.retain,
+        parking,
     }
 }
 

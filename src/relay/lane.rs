@@ -57,6 +57,13 @@ struct Key {
 }
 
 impl Key {
+    /// Takes the next of those behind, and keeps the lane's count of them.
+    fn next(&mut self, behind: &mut usize) -> Option<Delivery> {
+        let next = self.behind.pop_front()?;
+        *behind -= 1;
+        Some(next)
+    }
+
     fn park(&mut self, more: u64, blocked_keys: &mut usize) {
         self.set_parked(self.parked + more, blocked_keys);
     }
@@ -171,11 +178,8 @@ impl Lane {
         if was_parked == WasParked::Yes {
             key.unpark(&mut self.blocked_keys);
         }
-        match key.behind.pop_front() {
-            Some(next) => {
-                self.behind -= 1;
-                self.enqueue(next);
-            }
+        match key.next(&mut self.behind) {
+            Some(next) => self.enqueue(next),
             None => self.rest(text),
         }
     }
@@ -199,8 +203,7 @@ impl Lane {
             (WasParked::No, _) => key.park(1, &mut self.blocked_keys),
         }
         if key.parked == 0 {
-            if let Some(next) = key.behind.pop_front() {
-                self.behind -= 1;
+            if let Some(next) = key.next(&mut self.behind) {
                 key.busy = true;
                 self.enqueue(next);
             } else {
@@ -294,9 +297,8 @@ impl Lane {
             out.extend(fresh);
             // One that waited behind what is gone is next, or nothing would ever call it.
             if !key.busy
-                && let Some(next) = key.behind.pop_front()
+                && let Some(next) = key.next(&mut self.behind)
             {
-                self.behind -= 1;
                 key.busy = true;
                 self.retries.push_back(next);
             }

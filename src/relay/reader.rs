@@ -13,14 +13,12 @@ use uuid::Uuid;
 use super::attempt;
 use super::clock::DatabaseClock;
 use super::delivery::{ByteBudget, Delivery, Flight, FlightKind, Origin};
-
 use super::doorbell::{Armed, Doorbell};
 use super::health::Health;
 use super::lease::{InAir, LeaseHold, ShardLease};
 use super::options::Options;
 use super::outage;
 use super::router::Router;
-use super::settle::Parking;
 use super::settler::{Settlement, Settler, Verdict};
 use crate::edge::error::report;
 use crate::failpoint;
@@ -32,7 +30,7 @@ use crate::store::log::{self, Held, OpenedFlight, Opener, PageLimits, Position, 
 use crate::store::pages::{self, Manifest};
 use crate::store::parking::Trouble;
 use crate::store::session::Session;
-use crate::store::settle::{CloseRow, Durability};
+use crate::store::settle::{CloseRow, Durability, Parking};
 use crate::store::{Database, Result};
 
 /// Effects of a large difference that are read ahead per shard, sixteen bytes each.
@@ -71,8 +69,13 @@ pub struct Reader {
     /// Since when every reading found something.
     pub busy_since: Option<Instant>,
     pub poll: Duration,
-    /// Deliveries of the last turn.
-    pub taken: usize,
+}
+
+/// What a turn found.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    flights: usize,
+    deliveries: usize,
 }
 
 /// Where the reading of one shard stands.
@@ -122,14 +125,15 @@ impl Reader {
                 }
                 continue;
             }
-            if self.turn(session).await? > 0 {
+            let found = self.turn(session).await?;
+            if found.flights > 0 {
                 self.found();
                 // At a moderate rate the bell stays: each commit wakes the relay, which else would have to poll.
                 if self.busy_since.get_or_insert_with(Instant::now).elapsed() >= self.options.awake_after {
                     self.bell.disarm().await;
                     // Many producers commit one after the other: a moment more makes fewer and larger flights, each of which
                     // costs a flush that the producers wait for as well.
-                    if (GATHER_FROM..self.options.flight_deliveries as usize).contains(&self.taken) {
+                    if (GATHER_FROM..self.options.flight_deliveries as usize).contains(&found.deliveries) {
                         tokio::time::sleep(self.options.poll_min).await;
                     }
                 }
@@ -173,25 +177,24 @@ impl Reader {
             .collect()
     }
 
-    /// One reading of all shards. Returns how many flights it opened.
-    async fn turn(&mut self, session: &Session) -> Result<usize> {
+    /// One reading of all shards.
+    async fn turn(&mut self, session: &Session) -> Result<Found> {
         let opener = Opener { relay: self.relay, nonce: Uuid::now_v7() };
         let held = self.alive();
         let bytes = self.options.flight_bytes.min(self.budget.room() / held.len().max(1) as u64).max(1);
         let limits = PageLimits { deliveries: self.options.flight_deliveries, bytes };
-        self.taken = 0;
         self.unanswered = Some(opener.nonce);
         failpoint::reach("before_flight", &[]).await;
         let reading = log::open_flights(session, &held, opener, limits).await?;
         if !reading.opened.is_empty() {
             failpoint::reach("flight_opened", &[]).await;
         }
-        let mut opened = self.launch(reading);
+        let new = self.launch(reading);
         let partial: Vec<Held> =
             held.into_iter().filter(|h| matches!(h.position.reached, Reached::Partial { .. })).collect();
-        opened += self.pages(session, partial, opener, limits).await?;
+        let paged = self.pages(session, partial, opener, limits).await?;
         self.unanswered = None;
-        Ok(opened)
+        Ok(Found { flights: new.flights + paged.flights, deliveries: new.deliveries + paged.deliveries })
     }
 
     /// The next flight of each difference too large for one.
@@ -201,7 +204,7 @@ impl Reader {
         partial: Vec<Held>,
         opener: Opener,
         limits: PageLimits,
-    ) -> Result<usize> {
+    ) -> Result<Found> {
         let (mut pages, mut ended) = (Vec::new(), 0);
         for held in partial {
             let Some(shard) = self.shards.get_mut(&held.shard) else { continue };
@@ -224,38 +227,37 @@ impl Reader {
                 shard.manifest.opened(last.effect.id);
             }
         }
-        Ok(ended + self.launch(reading))
+        let found = self.launch(reading);
+        Ok(Found { flights: found.flights + ended, ..found })
     }
 
-    fn launch(&mut self, reading: Reading) -> usize {
+    fn launch(&mut self, reading: Reading) -> Found {
         if let Some(now) = reading.now {
             self.clock.set(now);
         }
         for shard in reading.lost {
             self.lose(shard);
         }
-        let opened = reading.opened.len();
-        for flight in reading.opened {
-            self.launch_one(flight);
-        }
-        opened
+        let flights = reading.opened.len();
+        let deliveries = reading.opened.into_iter().map(|flight| self.launch_one(flight)).sum();
+        Found { flights, deliveries }
     }
 
     /// Hands the deliveries of an opened flight out. From here on the flight, not this reader, knows of them.
-    fn launch_one(&mut self, opened: OpenedFlight) {
-        let Some(reading) = self.shards.get_mut(&opened.shard) else { return };
+    /// Gives how many they are.
+    fn launch_one(&mut self, opened: OpenedFlight) -> usize {
+        let Some(reading) = self.shards.get_mut(&opened.shard) else { return 0 };
         let seq = opened.position.seq;
         reading.position = opened.position;
         reading.lease.reached(seq);
         let lease = Arc::clone(&reading.lease);
         let bytes: usize = opened.effects.iter().map(|read| read.effect.payload.len() + 512).sum();
         let count: usize = opened.effects.iter().map(|read| read.effect.targets.len()).sum();
-        self.taken += count;
         metrics::counter!("fencepost_flights_total").increment(1);
         metrics::counter!("fencepost_deliveries_read_total").increment(count as u64);
         if count == 0 {
             self.settler.close_empty(CloseRow { shard: lease.shard, seq, epoch: lease.epoch, parks: Vec::new() });
-            return;
+            return 0;
         }
         let charge = self.budget.charge(bytes as u64, count);
         let flight = Arc::new(Flight {
@@ -290,6 +292,7 @@ impl Reader {
             self.schedule(delivery, wait);
         }
         self.router.route(due);
+        count
     }
 
     /// A scheduled effect waits in the parking lot and takes its place in its key's order when it is due.

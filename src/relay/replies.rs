@@ -188,10 +188,7 @@ impl Replies {
         stop: &CancellationToken,
     ) -> Option<store::Result<Vec<Recorded>>> {
         loop {
-            let mut open = match session.take() {
-                Some(open) => open,
-                None => outage::reconnect(&self.database, "replies", stop).await?,
-            };
+            let mut open = self.open(session, stop).await?;
             match replies::record(open.client_mut(), shard, words, orphans, self.pace()).await {
                 Err(error) if error.is_disconnect() => {
                     tracing::debug!(error = %report(&error), "replies wait for the database");
@@ -201,6 +198,14 @@ impl Replies {
                     return Some(written);
                 }
             }
+        }
+    }
+
+    /// The session there is, or the next. `None` where the relay ends before the database is back.
+    async fn open(&self, session: &mut Option<Session>, stop: &CancellationToken) -> Option<Session> {
+        match session.take() {
+            Some(open) => Some(open),
+            None => outage::reconnect(&self.database, "replies", stop).await,
         }
     }
 
@@ -263,13 +268,7 @@ impl Replies {
     ) {
         let object = format!("{}/{}", broker.name, reply_queue(self.keys.deployment(), shard));
         loop {
-            let open = match session.take() {
-                Some(open) => open,
-                None => match outage::reconnect(&self.database, "replies", stop).await {
-                    Some(open) => open,
-                    None => return,
-                },
-            };
+            let Some(open) = self.open(session, stop).await else { return };
             let told = match why {
                 Some(why) => alarms::raise(open.client(), Alarm::RepliesUnread, &object, why).await,
                 None => alarms::resolve(open.client(), Alarm::RepliesUnread, &object).await,

@@ -15,7 +15,6 @@ use super::delivery::Delivery;
 use super::dispatcher::{Command, Dispatcher};
 use super::lease::ShardLease;
 use super::options::BreakerOptions;
-use super::settle::Parking;
 use super::settler::{Settlement, Verdict};
 use super::{attempt, outage};
 use crate::edge::amqp::token::AckKey;
@@ -27,7 +26,7 @@ use crate::model::key::{ConsumerId, Shard, ShardEpoch};
 use crate::model::token::Waiting;
 use crate::store::gates::ConsumerState;
 use crate::store::lags::{self, Range};
-use crate::store::settle::Durability;
+use crate::store::settle::{Durability, Parking};
 use crate::store::{self, Database, alarms, gates, parking};
 
 /// How often the consumers' shared state is read again.

@@ -112,7 +112,6 @@ pub async fn run(
         idle_since: Instant::now(),
         busy_since: None,
         poll: options.poll_min,
-        taken: 0,
     };
     let loader = Loader {
         pool: shared.pool.clone(),

@@ -9,7 +9,7 @@ use crate::model::outcome::{AckReading, End, Outcome};
 use crate::model::token::{Ack, AttemptToken, Fact, Waiting};
 use crate::mutant::{self, Mutant};
 use crate::store::parking::Trouble;
-use crate::store::settle::Moment;
+use crate::store::settle::{Moment, Parking};
 
 /// What an attempt came to.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,35 +28,6 @@ pub enum Next {
         doubt: bool,
     },
     Park(Parking),
-}
-
-/// How a delivery goes to the parking lot.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Parking {
-    pub state: Waiting,
-    pub due_in: Option<Duration>,
-    pub reason: String,
-    pub refusals: u32,
-    pub first_failed: Moment,
-    pub first_doubt: Moment,
-    pub in_progress: Moment,
-    pub retain: Option<Duration>,
-}
-
-impl Parking {
-    /// Of a delivery that waits without having been attempted now.
-    pub fn waiting(state: Waiting, due_in: Option<Duration>, reason: &str) -> Self {
-        Self {
-            state,
-            due_in,
-            reason: reason.into(),
-            refusals: 0,
-            first_failed: Moment::Keep,
-            first_doubt: Moment::Keep,
-            in_progress: Moment::Keep,
-            retain: None,
-        }
-    }
 }
 
 /// What an attempt says about the whole consumer.

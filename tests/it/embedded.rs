@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use fencepost::demo::embedded::postgres::{Durability, PrivatePostgres};
 use fencepost::demo::embedded::rabbitmq::PrivateRabbitmq;
@@ -54,6 +54,21 @@ async fn a_private_server_survives_its_crash_and_leaves_nothing() {
     answer(&tcp).await.expect_err("the server is gone");
 }
 
+/// Starts what serves until it is killed, and gives it with the first word it says of what it serves.
+fn owner(test: &str) -> (Child, String) {
+    let mut owner = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("embedded::{test}"), "--ignored", "--nocapture"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let served = BufReader::new(owner.stdout.take().unwrap())
+        .lines()
+        .find_map(|line| line.unwrap().strip_prefix("serving ").map(str::to_owned))
+        .unwrap();
+    (owner, served)
+}
+
 /// Not a test: the process that the next one kills.
 #[tokio::test]
 #[ignore = "started by a_private_server_ends_with_its_killed_owner"]
@@ -65,16 +80,7 @@ async fn owner_to_be_killed() {
 
 #[tokio::test]
 async fn a_private_server_ends_with_its_killed_owner() {
-    let mut owner = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "embedded::owner_to_be_killed", "--ignored", "--nocapture"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let url = BufReader::new(owner.stdout.take().unwrap())
-        .lines()
-        .find_map(|line| line.unwrap().strip_prefix("serving ").map(str::to_owned))
-        .unwrap();
+    let (mut owner, url) = owner("owner_to_be_killed");
     assert_eq!(answer(&url).await.unwrap(), 42);
     owner.kill().unwrap();
     owner.wait().unwrap();
@@ -140,16 +146,7 @@ async fn brokers_owner_to_be_killed() {
 
 #[tokio::test]
 async fn a_private_broker_ends_with_its_killed_owner() {
-    let mut owner = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "embedded::brokers_owner_to_be_killed", "--ignored", "--nocapture"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let name = BufReader::new(owner.stdout.take().unwrap())
-        .lines()
-        .find_map(|line| line.unwrap().strip_prefix("serving ").map(str::to_owned))
-        .unwrap();
+    let (mut owner, name) = owner("brokers_owner_to_be_killed");
     let home = processes(&name)[0].1.clone();
     owner.kill().unwrap();
     owner.wait().unwrap();

@@ -189,12 +189,12 @@ async fn read(channel: lapin::Channel, shard: Shard, keys: &AckKey, heard: &mpsc
         Ok(()) => "the broker ended the subscription: was the queue deleted? (fencepost amqp init)".into(),
         Err(error) => {
             let why = report(&error);
-            match () {
-                () if why.contains("NOT_FOUND") => format!("{why} (fencepost amqp init declares it)"),
-                () if why.contains("ACCESS_REFUSED") => {
-                    format!("{why} (it takes read there: rabbitmqctl set_permissions)")
-                }
-                () => why,
+            if why.contains("NOT_FOUND") {
+                format!("{why} (fencepost amqp init declares it)")
+            } else if why.contains("ACCESS_REFUSED") {
+                format!("{why} (it takes read there: rabbitmqctl set_permissions)")
+            } else {
+                why
             }
         }
     }

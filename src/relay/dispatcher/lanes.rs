@@ -10,11 +10,10 @@ use crate::model::key::Shard;
 use crate::model::token::Waiting;
 use crate::relay::delivery::Delivery;
 use crate::relay::lane::Offer;
-use crate::relay::settle::Parking;
 use crate::relay::settler::{Settlement, Verdict};
 use crate::store::lags::LaneId;
 use crate::store::parking::Room;
-use crate::store::settle::Durability;
+use crate::store::settle::{Durability, Parking};
 
 /// Deliveries from the parking lot that one lane takes in hand at once.
 const RETRIES_IN_HAND: usize = 256;

@@ -1,5 +1,7 @@
 //! What follows from an attempt that came back: for its lane, its gate, and the disk.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use super::task::State;
@@ -11,10 +13,10 @@ use crate::relay::breaker::Report;
 use crate::relay::delivery::Delivery;
 use crate::relay::gate::Class;
 use crate::relay::lane::WasParked;
-use crate::relay::settle::{Next, Parking, Signal};
+use crate::relay::settle::{Next, Signal};
 use crate::relay::settler::{Settlement, Verdict};
 use crate::store::alarms;
-use crate::store::settle::Durability;
+use crate::store::settle::{Durability, Parking};
 
 impl State {
     pub(super) fn came_back(&mut self, class: Class, ended: Ended) {
@@ -31,11 +33,11 @@ impl State {
         self.report(&outcome);
         let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
         let was_parked = WasParked::of(&delivery);
-        let name = self.served.consumer.name.clone();
+        let (served, effect) = (Arc::clone(&self.served), Arc::clone(&delivery.effect));
+        let name = &served.consumer.name;
         let key = self.lane_of(shard, epoch).and_then(|lane| lane.key(&delivery).map(ToString::to_string));
-        let effect_key = delivery.effect.key.to_string();
-        let (decision, settlement) = attempt::conclude(delivery, &outcome, &self.served, &self.shared.retry);
-        self.tally.count(&name, decision.attempt);
+        let (decision, settlement) = attempt::conclude(delivery, &outcome, &served, &self.shared.retry);
+        self.tally.count(name, decision.attempt);
         if outcome.ack_is_malformed() {
             metrics::counter!("fencepost_malformed_acks_total", "consumer" => name.clone()).increment(1);
         }
@@ -43,14 +45,14 @@ impl State {
         match &decision.next {
             Next::Fact { fact, .. } => {
                 if *fact == Fact::Conflict {
-                    self.raise(alarms::Alarm::Conflict, format!("{name}/{effect_key}"), "same key, other payload");
+                    self.raise(alarms::Alarm::Conflict, format!("{name}/{}", effect.key), "same key, other payload");
                 }
                 if let Some(lane) = self.lane_of(shard, epoch) {
                     lane.ended(key.as_deref(), was_parked);
                 }
             }
             Next::Park(parking) => {
-                tracing::info!(consumer = %name, key = %effect_key, attempt = %decision.attempt, next = %parking.state, reason = %parking.reason, "parked");
+                tracing::info!(consumer = %name, key = %effect.key, attempt = %decision.attempt, next = %parking.state, reason = %parking.reason, "parked");
                 if let Some(lane) = self.lane_of(shard, epoch) {
                     behind = lane.parked(key.as_deref(), was_parked, parking.state);
                 }

@@ -10,9 +10,9 @@ use crate::model::token::{Fact, Waiting};
 use crate::relay::attempt;
 use crate::relay::delivery::Delivery;
 use crate::relay::gate::{Class, Competing, Shut};
-use crate::relay::settle::{Parking, outlived_retain};
+use crate::relay::settle::outlived_retain;
 use crate::relay::settler::{Settlement, Verdict};
-use crate::store::settle::Durability;
+use crate::store::settle::{Durability, Parking};
 
 impl State {
     /// Starts what may start. Returns when to look again, where only time will open the gate.

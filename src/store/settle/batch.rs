@@ -60,18 +60,10 @@ pub enum Moment {
     Clear,
 }
 
-/// A delivery that waits in the parking lot.
-#[derive(Clone, Debug)]
-pub struct ParkRow {
-    pub delivery: DeliveryId,
-    pub shard: Shard,
-    pub epoch: ShardEpoch,
-    /// Only where the consumer orders by key.
-    pub ordering_key: Option<String>,
+/// How a delivery goes to the parking lot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parking {
     pub state: Waiting,
-    pub attempts: u32,
-    /// Those of them that may have left this machine.
-    pub sent: u32,
     /// From the database's now; `None` where no moment will make it due.
     pub due_in: Option<Duration>,
     pub reason: String,
@@ -80,6 +72,36 @@ pub struct ParkRow {
     pub first_doubt: Moment,
     pub in_progress: Moment,
     pub retain: Option<Duration>,
+}
+
+impl Parking {
+    /// Of a delivery that waits without having been attempted now.
+    pub fn waiting(state: Waiting, due_in: Option<Duration>, reason: &str) -> Self {
+        Self {
+            state,
+            due_in,
+            reason: reason.into(),
+            refusals: 0,
+            first_failed: Moment::Keep,
+            first_doubt: Moment::Keep,
+            in_progress: Moment::Keep,
+            retain: None,
+        }
+    }
+}
+
+/// A delivery that waits in the parking lot.
+#[derive(Clone, Debug)]
+pub struct ParkRow {
+    pub delivery: DeliveryId,
+    pub shard: Shard,
+    pub epoch: ShardEpoch,
+    /// Only where the consumer orders by key.
+    pub ordering_key: Option<String>,
+    pub attempts: u32,
+    /// Those of them that may have left this machine.
+    pub sent: u32,
+    pub parking: Parking,
 }
 
 /// A flight whose last delivery is settled by the same batch.

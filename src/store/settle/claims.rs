@@ -86,18 +86,21 @@ pub(super) async fn parks(tx: &Transaction<'_>, rows: &[ParkRow]) -> Result<Vec<
     let shards: Vec<i16> = rows.iter().map(|r| r.shard.0).collect();
     let epochs: Vec<i64> = rows.iter().map(|r| r.epoch.0).collect();
     let keys: Vec<Option<&str>> = rows.iter().map(|r| r.ordering_key.as_deref()).collect();
-    let states: Vec<&str> = rows.iter().map(|r| r.state.as_str()).collect();
+    let states: Vec<&str> = rows.iter().map(|r| r.parking.state.as_str()).collect();
     let attempts: Vec<i32> = rows.iter().map(|r| r.attempts as i32).collect();
     let sent: Vec<i32> = rows.iter().map(|r| r.sent as i32).collect();
-    let due: Vec<Option<f64>> = rows.iter().map(|r| r.due_in.map(|d| d.as_secs_f64())).collect();
-    let reasons: Vec<&str> = rows.iter().map(|r| r.reason.as_str()).collect();
-    let refusals: Vec<i32> = rows.iter().map(|r| r.refusals as i32).collect();
-    let moments: Vec<Vec<i16>> =
-        [|r: &ParkRow| r.first_failed, |r: &ParkRow| r.first_doubt, |r: &ParkRow| r.in_progress]
-            .iter()
-            .map(|of| rows.iter().map(|r| moment(of(r))).collect())
-            .collect();
-    let retains: Vec<Option<i64>> = rows.iter().map(|r| r.retain.map(|d| d.as_secs() as i64)).collect();
+    let due: Vec<Option<f64>> = rows.iter().map(|r| r.parking.due_in.map(|d| d.as_secs_f64())).collect();
+    let reasons: Vec<&str> = rows.iter().map(|r| r.parking.reason.as_str()).collect();
+    let refusals: Vec<i32> = rows.iter().map(|r| r.parking.refusals as i32).collect();
+    let moments: Vec<Vec<i16>> = [
+        |r: &ParkRow| r.parking.first_failed,
+        |r: &ParkRow| r.parking.first_doubt,
+        |r: &ParkRow| r.parking.in_progress,
+    ]
+    .iter()
+    .map(|of| rows.iter().map(|r| moment(of(r))).collect())
+    .collect();
+    let retains: Vec<Option<i64>> = rows.iter().map(|r| r.parking.retain.map(|d| d.as_secs() as i64)).collect();
     let done = tx
         .query(
             claim("-- store::park

@@ -81,7 +81,7 @@ pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<
     }
     tx.commit().await?;
     // Those a consumer's word may have overtaken.
-    let spoken_of = |park: &&ParkRow| matches!(park.state, Waiting::Unacked | Waiting::InDoubt);
+    let spoken_of = |park: &&ParkRow| matches!(park.parking.state, Waiting::Unacked | Waiting::InDoubt);
     let overtaken: Vec<DeliveryId> = batch.parks.iter().filter(spoken_of).map(|park| park.delivery).collect();
     let early = match overtaken.is_empty() {
         true => Early::None,

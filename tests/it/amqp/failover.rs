@@ -69,19 +69,7 @@ async fn an_address_that_dies_under_load_is_left_for_another() {
     let _relay = amqp.relay().await;
 
     let stop = CancellationToken::new();
-    let (producer, ended) = (amqp.rig.connect().await, stop.clone());
-    let producing = tokio::spawn(async move {
-        let mut committed = 0;
-        while !ended.is_cancelled() {
-            let sql =
-                "select fencepost.record_completion('job-' || n, 1, '[{\"consumer\": \"billing\", \"payload\": 1}]')
-                 from generate_series($1::int, $1 + 19) n";
-            producer.execute(sql, &[&committed]).await.expect("a commit");
-            committed += 20;
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        committed
-    });
+    let producing = amqp.produce(20, Duration::from_millis(5), &stop).await;
     let confirmed = "select count(*) from fencepost.ledger where token = 'confirmed'";
     let more = async |than: i64| {
         eventually("deliveries go on", async || (amqp.rig.count(confirmed).await > than).then_some(())).await;

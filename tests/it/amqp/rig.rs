@@ -1,5 +1,7 @@
 //! A relay on a database and a broker, and a consumer of its queue that the test puts words in the mouth of.
 
+use std::time::Duration;
+
 use fencepost::edge::amqp::message::reply_queue;
 use fencepost::edge::amqp::token::AckKey;
 use fencepost::model::key::{EffectKey, Shard};
@@ -7,6 +9,8 @@ use fencepost::store::replies;
 use lapin::BasicProperties;
 use lapin::message::Delivery;
 use lapin::types::{AMQPValue, ShortString};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::broker::{self, Client, fresh, table};
 use crate::support::process::{self, Process};
@@ -160,6 +164,23 @@ impl AmqpRig {
         self.rig
             .count(&format!("select count(*) from fencepost.alarms where name = '{name}' and resolved_at is null"))
             .await
+    }
+
+    /// Commits so many effects for `billing`, pauses, and goes on, until `stop`. Gives how many it committed.
+    pub async fn produce(&self, at_once: i32, pause: Duration, stop: &CancellationToken) -> JoinHandle<i32> {
+        let (producer, ended) = (self.rig.connect().await, stop.clone());
+        tokio::spawn(async move {
+            let mut committed = 0;
+            while !ended.is_cancelled() {
+                let sql =
+                    "select fencepost.record_completion('job-' || n, 1, '[{\"consumer\": \"billing\", \"payload\": 1}]')
+                     from generate_series($1::int, $1 + $2 - 1) n";
+                producer.execute(sql, &[&committed, &at_once]).await.expect("a commit");
+                committed += at_once;
+                tokio::time::sleep(pause).await;
+            }
+            committed
+        })
     }
 
     /// Attempts of any delivery that do not have exactly one token.

@@ -19,19 +19,7 @@ async fn nothing_is_lost_and_every_duplicate_is_explained() {
     let mut relay = amqp.relay().await;
     let stop = CancellationToken::new();
     let consumer = Consumer::start(&amqp).await;
-    let (producer, ended) = (amqp.rig.connect().await, stop.clone());
-    let producing = tokio::spawn(async move {
-        let mut committed = 0;
-        while !ended.is_cancelled() {
-            let sql =
-                "select fencepost.record_completion('job-' || n, 1, '[{\"consumer\": \"billing\", \"payload\": 1}]')
-                       from generate_series($1::int, $1 + 4) n";
-            producer.execute(sql, &[&committed]).await.expect("a commit");
-            committed += 5;
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        committed
-    });
+    let producing = amqp.produce(5, Duration::from_millis(100), &stop).await;
 
     for round in 0..STOPS {
         broker.ctl(&["stop_app"]).await.unwrap();
