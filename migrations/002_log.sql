@@ -27,7 +27,7 @@ begin
     if parent not in ('effects', 'ledger') then
         raise exception 'fencepost.%: not a segmented table', parent;
     end if;
-    execute format('create table %s (like fencepost.%I including defaults including constraints)', segment, parent);
+    execute format('create table %s (like fencepost.%I including defaults including constraints including compression)', segment, parent);
     execute format('alter table fencepost.%I attach partition %s for values from (%s) to (maxvalue)', parent, segment, from_id);
     perform fencepost.protect(segment::regclass);
     return segment::regclass;

@@ -4,6 +4,11 @@ use std::process::ExitCode;
 
 use fencepost::cli::{self, Cli};
 
+// Every delivery is made of many small pieces that live until it is settled, on another thread than they began
+// (docs/performance.md).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let cli = Cli::read();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

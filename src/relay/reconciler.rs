@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::Pool;
+use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
 use super::lease::ShardLease;
 use super::router::Router;
 use crate::edge::error::report;
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
-use crate::store::{Result, alarms, flights, reconcile};
+use crate::store::reconcile::{self, Unreconciled};
+use crate::store::{Result, alarms, flights};
 
 /// How often closed flights are gone over.
 const EVERY: Duration = Duration::from_secs(5);
@@ -45,30 +47,55 @@ impl Reconciler {
 
     async fn go_over(&mut self) -> Result<()> {
         let client = self.pool.get().await?;
-        let known = std::mem::take(&mut self.adrift);
-        for lease in self.router.leases() {
-            let mut reached = match self.reached.get(&lease.shard) {
+        let leases = self.router.leases();
+        self.closed(&client, &leases).await?;
+        self.open(&client, &leases).await
+    }
+
+    /// Every closed flight up to the newest, or the first that is open.
+    async fn closed(&mut self, client: &Client, leases: &[Arc<ShardLease>]) -> Result<()> {
+        let mut shards = Vec::new();
+        for lease in leases {
+            let after = match self.reached.get(&lease.shard) {
                 Some((epoch, seq)) if *epoch == lease.epoch => *seq,
-                _ => reconcile::start(&client, lease.shard).await?,
+                _ => reconcile::start(client, lease.shard).await?,
             };
-            while reached < lease.newest_flight() {
-                let done = reconcile::reconcile(&client, lease.shard, lease.epoch, reached).await?;
-                metrics::counter!("fencepost_unaccounted_total").increment(done.found);
-                if done.found > 0 {
+            self.reached.insert(lease.shard, (lease.epoch, after));
+            shards.push((Unreconciled { shard: lease.shard, epoch: lease.epoch, after }, lease.newest_flight()));
+        }
+        loop {
+            shards.retain(|(shard, newest)| shard.after < *newest);
+            let asked: Vec<Unreconciled> = shards.iter().map(|(shard, _)| *shard).collect();
+            if asked.is_empty() {
+                return Ok(());
+            }
+            let done = reconcile::reconcile(client, &asked).await?;
+            shards.retain_mut(|(shard, _)| match done.get(&shard.shard) {
+                Some(reconciled) => {
+                    shard.after = reconciled.up_to;
+                    true
+                }
+                None => false,
+            });
+            for (shard, reconciled) in done {
+                self.reached.entry(shard).and_modify(|(_, seq)| *seq = reconciled.up_to);
+                if reconciled.found > 0 {
                     let detail = format!(
                         "{} deliveries of closed flights up to {} had neither fact nor parked row; they are tried again",
-                        done.found, done.up_to
+                        reconciled.found, reconciled.up_to
                     );
-                    alarms::raise(&client, alarms::Alarm::Unaccounted, &format!("shard {}", lease.shard), &detail)
-                        .await?;
+                    unaccounted(client, shard, reconciled.found, &detail).await?;
                 }
-                if done.up_to == reached {
-                    break;
-                }
-                reached = done.up_to;
             }
-            self.reached.insert(lease.shard, (lease.epoch, reached));
-            for seq in flights::open_under(&client, lease.shard, lease.epoch, reached).await? {
+        }
+    }
+
+    /// Open flights that have been in nobody's hands since the last look.
+    async fn open(&mut self, client: &Client, leases: &[Arc<ShardLease>]) -> Result<()> {
+        let known = std::mem::take(&mut self.adrift);
+        for lease in leases {
+            let Some((_, reached)) = self.reached.get(&lease.shard) else { continue };
+            for seq in flights::open_under(client, lease.shard, lease.epoch, *reached).await? {
                 let (flight, in_air) = ((lease.shard, lease.epoch, seq), lease.is_in_air(seq));
                 // Asked afterwards: with a lease everything under it is let go of, and whoever takes the shard sees to it.
                 if !lease.is_alive() {
@@ -79,7 +106,7 @@ impl Reconciler {
                     (false, false) => {
                         self.adrift.insert(flight);
                     }
-                    (false, true) => end_adrift(&client, &lease, seq).await?,
+                    (false, true) => end_adrift(client, lease, seq).await?,
                 }
             }
         }
@@ -89,16 +116,20 @@ impl Reconciler {
 
 /// A flight that is open in the database and in nobody's hands: an outcome of it could not be written, or was written
 /// and forgotten by a database that failed over. What it has neither fact nor parked row of is tried again.
-async fn end_adrift(client: &tokio_postgres::Client, lease: &ShardLease, seq: FlightSeq) -> Result<()> {
+async fn end_adrift(client: &Client, lease: &ShardLease, seq: FlightSeq) -> Result<()> {
     let lost = flights::close_lost(client, lease.shard, seq, lease.epoch).await?;
     let found = lost.retried + lost.in_doubt;
     if found == 0 {
         return Ok(());
     }
-    metrics::counter!("fencepost_unaccounted_total").increment(found);
     let detail = format!(
         "flight {} was open and in nobody's hands; {} deliveries are tried again, {} are in doubt",
         seq.0, lost.retried, lost.in_doubt
     );
-    alarms::raise(client, alarms::Alarm::Unaccounted, &format!("shard {}", lease.shard), &detail).await
+    unaccounted(client, lease.shard, found, &detail).await
+}
+
+async fn unaccounted(client: &Client, shard: Shard, found: u64, detail: &str) -> Result<()> {
+    metrics::counter!("fencepost_unaccounted_total").increment(found);
+    alarms::raise(client, alarms::Alarm::Unaccounted, &format!("shard {shard}"), detail).await
 }

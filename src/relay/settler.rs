@@ -6,8 +6,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -29,10 +30,18 @@ use crate::store::{Database, alarms};
 
 /// The most outcomes of one commit.
 const BATCH_MAX: usize = 1_000;
+/// So many outcomes at once are followed by more, and the writer waits a moment for them: a commit costs what twenty rows do.
+/// With enough of them in hand it does not wait.
+const GATHERED: std::ops::Range<usize> = 8..250;
+const GATHER_FOR: Duration = Duration::from_millis(5);
 
 /// Where outcomes are handed in.
 #[derive(Clone)]
-pub struct Settler(mpsc::UnboundedSender<Entry>);
+pub struct Settler {
+    entries: mpsc::UnboundedSender<Entry>,
+    /// Rung where somebody waits for what was handed in.
+    awaited: Arc<Notify>,
+}
 
 /// What became of a delivery.
 pub struct Settlement {
@@ -66,6 +75,12 @@ enum Entry {
     Flush(oneshot::Sender<()>),
 }
 
+impl Entry {
+    fn is_awaited(&self) -> bool {
+        matches!(self, Self::Start(..) | Self::Flush(_))
+    }
+}
+
 impl Settler {
     /// Starts the writer. It ends when every handle is gone and all is written, or at `abandon`.
     pub fn start(
@@ -75,41 +90,53 @@ impl Settler {
         abandon: CancellationToken,
     ) -> (Self, tokio::task::JoinHandle<()>) {
         let (sender, entries) = mpsc::unbounded_channel();
-        let writer = Writer { database, relay, bell, abandon, session: None, unflushed: Unflushed::default() };
-        (Self(sender), tokio::spawn(writer.run(entries)))
+        let awaited = Arc::new(Notify::new());
+        let session = None;
+        let writer = Writer {
+            database,
+            relay,
+            bell,
+            abandon,
+            session,
+            unflushed: Unflushed::default(),
+            awaited: awaited.clone(),
+        };
+        (Self { entries: sender, awaited }, tokio::spawn(writer.run(entries)))
     }
 
     pub fn settle(&self, settlement: Settlement) {
         // Without a writer the process is ending: the open flight says what is not known.
-        let _ = self.0.send(Entry::Settle(Box::new(settlement)));
+        let _ = self.entries.send(Entry::Settle(Box::new(settlement)));
     }
 
     /// Commits the start of an attempt, in a group with others.
     pub async fn start_attempt(&self, row: StartRow) -> StartAnswer {
         let (reply, answer) = oneshot::channel();
-        let _ = self.0.send(Entry::Start(row, reply));
+        let _ = self.entries.send(Entry::Start(row, reply));
+        self.awaited.notify_one();
         answer.await.unwrap_or(StartAnswer::Refused)
     }
 
     /// Ends an attempt that was started and then not made.
     pub fn end_attempt(&self, row: EndRow) {
-        let _ = self.0.send(Entry::End(row));
+        let _ = self.entries.send(Entry::End(row));
     }
 
     /// Closes a flight that has no deliveries: nobody subscribed to any of its effects.
     pub fn close_empty(&self, row: CloseRow) {
-        let _ = self.0.send(Entry::Close(row));
+        let _ = self.entries.send(Entry::Close(row));
     }
 
     /// A page of a lag range in which nothing was owed any more.
     pub fn advance_empty(&self, row: AdvanceRow) {
-        let _ = self.0.send(Entry::Advance(row));
+        let _ = self.entries.send(Entry::Advance(row));
     }
 
     /// Waits until everything handed in before is written.
     pub async fn flush(&self) {
         let (reply, done) = oneshot::channel();
-        let _ = self.0.send(Entry::Flush(reply));
+        let _ = self.entries.send(Entry::Flush(reply));
+        self.awaited.notify_one();
         let _ = done.await;
     }
 }
@@ -128,6 +155,7 @@ struct Writer {
     abandon: CancellationToken,
     session: Option<Session>,
     unflushed: Unflushed,
+    awaited: Arc<Notify>,
 }
 
 impl Writer {
@@ -138,6 +166,15 @@ impl Writer {
                 received = entries.recv_many(&mut group, BATCH_MAX) => if received == 0 { break },
                 // Until all is on disk, the connection's end must not go unnoticed.
                 () = tokio::time::sleep(ASK_EVERY), if !self.unflushed.is_empty() => {}
+            }
+            if GATHERED.contains(&group.len()) && !group.iter().any(Entry::is_awaited) {
+                // A ring for what was written long ago only shortens the moment.
+                let _ = tokio::time::timeout(GATHER_FOR, self.awaited.notified()).await;
+                while group.len() < BATCH_MAX
+                    && let Ok(entry) = entries.try_recv()
+                {
+                    group.push(entry);
+                }
             }
             self.write(std::mem::take(&mut group)).await;
             group.reserve(BATCH_MAX);

@@ -1,6 +1,8 @@
 //! The anti-join over closed flights: whatever of them has neither fact nor parked row is parked. Its count must stay
 //! 0; it is how a mistake of ours costs latency and not a lost effect.
 
+use std::collections::BTreeMap;
+
 use tokio_postgres::Client;
 
 use super::Result;
@@ -8,8 +10,17 @@ use super::effects::EFFECT_OF_M;
 use super::log::FLIGHT_EFFECTS;
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 
-/// Flights looked at in one statement.
-const FLIGHTS: i64 = 20;
+/// Flights of a shard that are looked at in one statement, and deliveries of them after which no other is taken.
+const FLIGHTS: i64 = 40;
+const DELIVERIES: i64 = 2_500;
+
+/// A shard to look at, and the flight after which to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unreconciled {
+    pub shard: Shard,
+    pub epoch: ShardEpoch,
+    pub after: FlightSeq,
+}
 
 /// How far a shard's flights were looked at, and what was found missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,27 +43,57 @@ pub async fn start(client: &Client, shard: Shard) -> Result<FlightSeq> {
     Ok(FlightSeq(row.get(0)))
 }
 
-/// Looks at the next closed flights after `after`, up to the first that is still open. What is missing is parked: at a
-/// `hold` edge in doubt, since it may have been sent.
-pub async fn reconcile(client: &Client, shard: Shard, epoch: ShardEpoch, after: FlightSeq) -> Result<Reconciled> {
+/// Looks at the next closed flights of each shard, up to the first that is still open. What is missing is parked: at a
+/// `hold` edge in doubt, since it may have been sent. Shards without a closed flight, and those that are lost, are left out.
+///
+/// Pages of large differences lie beside one another, shard by shard over the same ids. Where they do (`beside`), effects
+/// and facts of all of them are walked over once, and not once for every shard.
+pub async fn reconcile(client: &Client, shards: &[Unreconciled]) -> Result<BTreeMap<Shard, Reconciled>> {
     let sql = format!(
         "-- store::reconcile
-with guard as (
-    select 1 from fencepost.shards where shard = $1 and epoch = $2 for key share
+with held as materialized (
+    select s.shard, a.after from fencepost.shards s
+    join unnest($1::smallint[], $2::bigint[], $3::bigint[]) as a (shard, epoch, after) on a.shard = s.shard and a.epoch = s.epoch
+    for key share of s
 ), f as materialized (
-    select shard, seq, base, target, first_id, last_id, partial, deliveries from fencepost.flights
-    where shard = $1 and seq > $3 and exists (select 1 from guard)
-      and seq < coalesce((select min(o.seq) from fencepost.flights o where o.shard = $1 and o.seq > $3 and o.token is null),
-                         9223372036854775807)
-    order by seq limit $4
+    select n.*, n.partial and n.last_id - n.first_id <= 128 * n.deliveries as narrow
+    from held h cross join lateral (
+        select x.*, sum(x.deliveries) over (order by x.seq) - x.deliveries as before from (
+            select shard, seq, base, target, first_id, last_id, partial, deliveries from fencepost.flights
+            where shard = h.shard and seq > h.after
+              and seq < coalesce((select min(o.seq) from fencepost.flights o
+                                  where o.shard = h.shard and o.seq > h.after and o.token is null), 9223372036854775807)
+            order by seq limit $4
+        ) x
+    ) n where n.before <= $5
+), beside as materialized (
+    select min(first_id) as lo, max(last_id) as hi from f where narrow having max(last_id) - min(first_id) <= 16 * sum(deliveries)
+), members as (
+    select f.shard, f.seq, e.id, e.targets
+    from beside b
+    cross join lateral (select e.id, e.shard, e.xid, e.targets from fencepost.effects e where e.id between b.lo and b.hi offset 0) e
+    join f on f.shard = e.shard and f.narrow and e.id between f.first_id and f.last_id
+    where pg_visible_in_snapshot(e.xid, f.target) and not pg_visible_in_snapshot(e.xid, f.base)
+    union all
+    select f.shard, f.seq, m.id, m.targets from f cross join lateral ({FLIGHT_EFFECTS}) m
+    where f.first_id is not null and not (f.narrow and exists (select from beside))
+    union all
+    select f.shard, f.seq, k.id, k.targets from f join fencepost.effects_kept k
+      on k.shard = f.shard and k.id between f.first_id and f.last_id
+    where f.narrow and exists (select from beside)
+      and pg_visible_in_snapshot(k.xid, f.target) and not pg_visible_in_snapshot(k.xid, f.base)
+), said as materialized (
+    select l.effect_id, l.consumer_id from beside b cross join lateral (
+        select l.effect_id, l.consumer_id from fencepost.ledger l where l.effect_id between b.lo and b.hi offset 0) l
+), unsaid as materialized (
+    select m.shard, m.seq, m.id, t.consumer_id from members m cross join lateral unnest(m.targets) as t (consumer_id)
+    where not exists (select from said s where s.effect_id = m.id and s.consumer_id = t.consumer_id)
 ), silent as materialized (
-    select f.seq, m.id, t.consumer_id
-    from f cross join lateral ({FLIGHT_EFFECTS}) m cross join lateral unnest(m.targets) as t (consumer_id)
-    where f.first_id is not null
-      and not exists (select 1 from fencepost.ledger l where l.effect_id = m.id and l.consumer_id = t.consumer_id offset 0)
-      and not exists (select 1 from fencepost.parked p where p.effect_id = m.id and p.consumer_id = t.consumer_id offset 0)
+    select u.shard, u.seq, u.id, u.consumer_id from unsaid u
+    where not exists (select 1 from fencepost.ledger l where l.effect_id = u.id and l.consumer_id = u.consumer_id offset 0)
+      and not exists (select 1 from fencepost.parked p where p.effect_id = u.id and p.consumer_id = u.consumer_id offset 0)
 ), missing as (
-    select e.id, e.shard, m.consumer_id,
+    select distinct e.id, e.shard, m.consumer_id,
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold
     from silent m cross join lateral ({EFFECT_OF_M}) e
@@ -65,11 +106,17 @@ with guard as (
            case when not hold then clock_timestamp() end, 'its flight was closed without a word about it', clock_timestamp()
     from missing
     on conflict do nothing
-    returning 1
+    returning shard
 )
-select (select max(seq) from f), (select count(*) from parked)"
+select f.shard, max(f.seq), (select count(*) from parked p where p.shard = f.shard) from f group by f.shard"
     );
-    let row = client.query_one(&sql, &[&shard.0, &epoch.0, &after.0, &FLIGHTS]).await?;
-    let up_to = row.get::<_, Option<i64>>(0).map_or(after, FlightSeq);
-    Ok(Reconciled { up_to, found: row.get::<_, i64>(1).unsigned_abs() })
+    let column = |of: fn(&Unreconciled) -> i64| shards.iter().map(of).collect::<Vec<i64>>();
+    let numbers: Vec<i16> = shards.iter().map(|s| s.shard.0).collect();
+    let (epochs, after) = (column(|s| s.epoch.0), column(|s| s.after.0));
+    let rows = client.query(&sql, &[&numbers, &epochs, &after, &FLIGHTS, &DELIVERIES]).await?;
+    let reconciled = |row: &tokio_postgres::Row| Reconciled {
+        up_to: FlightSeq(row.get(1)),
+        found: row.get::<_, i64>(2).unsigned_abs(),
+    };
+    Ok(rows.iter().map(|row| (Shard(row.get(0)), reconciled(row))).collect())
 }

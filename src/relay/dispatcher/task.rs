@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Command;
@@ -69,11 +69,12 @@ impl State {
             let pause = wake.unwrap_or_else(|| Instant::now() + Duration::from_secs(3_600));
             tokio::select! {
                 biased;
-                Some(done) = self.attempts.join_next(), if !self.attempts.is_empty() => match done {
-                    Ok((class, ended)) => self.came_back(class, ended),
-                    // The flight stays open: the reconciler parks the delivery.
-                    Err(error) => tracing::error!(error = %report(&error), "an attempt's task failed"),
-                },
+                Some(done) = self.attempts.join_next(), if !self.attempts.is_empty() => {
+                    self.joined(done);
+                    while let Some(done) = self.attempts.try_join_next() {
+                        self.joined(done);
+                    }
+                }
                 command = commands.recv() => match command {
                     Some(command) => self.obey(command),
                     None => self.drain(),
@@ -82,6 +83,14 @@ impl State {
                 () = served.edge.turned() => {}
                 () = tokio::time::sleep_until(pause), if wake.is_some() => {}
             }
+        }
+    }
+
+    fn joined(&mut self, done: Result<(Class, Ended), JoinError>) {
+        match done {
+            Ok((class, ended)) => self.came_back(class, ended),
+            // The flight stays open: the reconciler parks the delivery.
+            Err(error) => tracing::error!(error = %report(&error), "an attempt's task failed"),
         }
     }
 
