@@ -1,8 +1,9 @@
 //! Claims: they hold only under the shard's present epoch, and what was refused is told back.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 
-use tokio_postgres::Transaction;
+use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
 use super::batch::{AdvanceRow, DeliveryId, LagRow, Moment, ParkRow, StartRow};
@@ -147,13 +148,22 @@ where exists (select 1 from fencepost.ledger l where l.effect_id = w.effect_id a
     Ok(refused(rows.iter().map(|r| r.delivery), &done))
 }
 
-pub(super) async fn starts(tx: &Transaction<'_>, rows: &[StartRow], relay: Uuid) -> Result<Vec<DeliveryId>> {
+/// What became of starts that were asked for.
+#[derive(Default)]
+pub(super) struct Started {
+    /// Another relay has the shard.
+    pub refused: Vec<DeliveryId>,
+    /// A fact was there already.
+    pub ended: Vec<DeliveryId>,
+}
+
+pub(super) async fn starts(tx: &Transaction<'_>, rows: &[StartRow], relay: Uuid) -> Result<Started> {
     let effects: Vec<i64> = rows.iter().map(|r| r.delivery.effect.0).collect();
     let consumers: Vec<i32> = rows.iter().map(|r| r.delivery.consumer.0).collect();
     let attempts: Vec<i32> = rows.iter().map(|r| r.attempt as i32).collect();
     let shards: Vec<i16> = rows.iter().map(|r| r.shard.0).collect();
     let epochs: Vec<i64> = rows.iter().map(|r| r.epoch.0).collect();
-    let done = tx
+    let answered = tx
         .query(
             claim("-- store::start_attempts
 with wanted as (
@@ -163,26 +173,37 @@ with wanted as (
     select s.shard, s.epoch from fencepost.shards s
     where (s.shard, s.epoch) in (select shard, epoch from wanted) and s.relay = $6 for key share
 ), allowed as (
-    select w.effect_id, w.consumer_id, w.attempt from wanted w join held h on h.shard = w.shard and h.epoch = w.epoch
-    where not exists (select 1 from fencepost.ledger l where l.effect_id = w.effect_id and l.consumer_id = w.consumer_id offset 0)
-       or exists (select 1 from fencepost.parked r where r.effect_id = w.effect_id and r.consumer_id = w.consumer_id and r.replay offset 0)
+    select w.effect_id, w.consumer_id, w.attempt,
+           exists (select 1 from fencepost.ledger l where l.effect_id = w.effect_id and l.consumer_id = w.consumer_id offset 0)
+           and not exists (select 1 from fencepost.parked r where r.effect_id = w.effect_id and r.consumer_id = w.consumer_id
+                           and r.replay offset 0) as ended
+    from wanted w join held h on h.shard = w.shard and h.epoch = w.epoch
 ), counted as (
     update fencepost.parked p set attempts = a.attempt
-    from allowed a where p.effect_id = a.effect_id and p.consumer_id = a.consumer_id
+    from allowed a where p.effect_id = a.effect_id and p.consumer_id = a.consumer_id and not a.ended
+), started as (
+    insert into fencepost.attempts as attempts (effect_id, consumer_id, attempt, ended, relay)
+    select effect_id, consumer_id, attempt, false, $6 from allowed where not ended
+    on conflict (effect_id, consumer_id, attempt, ended) do update set relay = excluded.relay
+        where attempts.relay = excluded.relay
+    returning effect_id, consumer_id
 )
-insert into fencepost.attempts as attempts (effect_id, consumer_id, attempt, ended, relay)
-select effect_id, consumer_id, attempt, false, $6 from allowed
-on conflict (effect_id, consumer_id, attempt, ended) do update set relay = excluded.relay
-    where attempts.relay = excluded.relay
-returning effect_id, consumer_id").as_ref(),
+select effect_id, consumer_id, false as ended from started
+union all
+select effect_id, consumer_id, ended from allowed where ended").as_ref(),
             &[&effects, &consumers, &attempts, &shards, &epochs, &relay],
         )
         .await?;
-    Ok(refused(rows.iter().map(|r| r.delivery), &done))
+    let ended = answered.iter().filter(|row| row.get("ended")).map(delivery).collect();
+    Ok(Started { refused: refused(rows.iter().map(|r| r.delivery), &answered), ended })
 }
 
-pub(super) fn refused(wanted: impl Iterator<Item = DeliveryId>, done: &[tokio_postgres::Row]) -> Vec<DeliveryId> {
-    let done: std::collections::HashSet<DeliveryId> =
-        done.iter().map(|row| DeliveryId { effect: EffectId(row.get(0)), consumer: ConsumerId(row.get(1)) }).collect();
-    wanted.filter(|delivery| !done.contains(delivery)).collect()
+fn delivery(row: &Row) -> DeliveryId {
+    DeliveryId { effect: EffectId(row.get(0)), consumer: ConsumerId(row.get(1)) }
+}
+
+/// Of those that were asked for, the ones without an answer.
+fn refused(wanted: impl Iterator<Item = DeliveryId>, answered: &[Row]) -> Vec<DeliveryId> {
+    let answered: HashSet<DeliveryId> = answered.iter().map(delivery).collect();
+    wanted.filter(|delivery| !answered.contains(delivery)).collect()
 }
