@@ -9,7 +9,7 @@ use super::global::{self, Global};
 use super::output::{Table, span};
 use super::{Exit, logging};
 use crate::config::LogFormat;
-use crate::model::consumer::parse_duration;
+use crate::model::duration;
 use crate::model::token::Waiting;
 use crate::store::Database;
 use crate::store::inspect::backlog::{self, Backlog};
@@ -32,7 +32,7 @@ pub struct Args {
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {
-    parse_duration(text).ok_or_else(|| "a number and a unit: 500ms, 60s, 5m".into())
+    duration::parse(text).ok_or_else(|| "a number and a unit: 500ms, 60s, 5m".into())
 }
 
 /// How it ended.

@@ -12,7 +12,8 @@ use super::alarms;
 use super::consumers::contract;
 use super::global::Global;
 use super::output::{self, Table, or_dash, span};
-use crate::model::consumer::{ConsumerEntry, parse_duration};
+use crate::model::consumer::ConsumerEntry;
+use crate::model::duration;
 use crate::store::inspect::leases::Leases;
 use crate::store::inspect::status::{self, Edge, Relay, Shard, Status, Worker};
 
@@ -27,7 +28,7 @@ pub struct Args {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    parse_duration(text).filter(|d| !d.is_zero()).ok_or_else(|| "a number and a unit: 500ms, 2s, 1m".into())
+    duration::parse(text).filter(|d| !d.is_zero()).ok_or_else(|| "a number and a unit: 500ms, 2s, 1m".into())
 }
 
 #[derive(Serialize)]
