@@ -84,13 +84,24 @@ create table fencepost.task_epochs (
     primary key (task_id, lease_epoch)
 );
 create index task_epochs_ended on fencepost.task_epochs using brin (ended_at) with (pages_per_range = 32, autosummarize = on);
+-- Lost leases are counted whenever somebody looks.
+create index task_epochs_lost on fencepost.task_epochs (ended_at) where token = 'lost';
 
 create table fencepost.workers (
     owner text primary key,
     tick  bigint not null default 0,
     token text not null check (token in ('worked', 'idle', 'failed')),
-    at    timestamptz not null default clock_timestamp()
+    at    timestamptz not null default clock_timestamp(),
+    -- Completions refused because the lease was lost, as the worker said after its transaction was rolled back.
+    refused bigint not null default 0
 ) with (fillfactor = 50);
+
+-- What retention has deleted of things that are counted for ever: a counter must not fall.
+create table fencepost.tallies (
+    name text primary key,
+    gone bigint not null default 0
+);
+insert into fencepost.tallies (name) values ('leases_lost'), ('completions_refused');
 
 create table fencepost.consumers (
     consumer_id   integer generated always as identity primary key,

@@ -158,14 +158,17 @@ begin
     end if;
 end $$;
 
--- A turn of a worker's loop failed, as when its lease was lost. Written at once: the transaction that failed left nothing.
-create function fencepost.worker_failed(owner text) returns void
+-- A turn of a worker's loop failed; `lease_lost`: its completion was refused (OB001). Written at once: the transaction that
+-- failed left nothing.
+create function fencepost.worker_failed(owner text, lease_lost boolean default false) returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
     perform fencepost.check_argument(worker_failed.owner <> '' and octet_length(worker_failed.owner) <= 256, 'owner', 'must be 1 to 256 bytes');
-    insert into fencepost.workers as w (owner, tick, token) values (worker_failed.owner, 1, 'failed')
-    on conflict on constraint workers_pkey do update set tick = w.tick + 1, token = 'failed', at = clock_timestamp();
+    insert into fencepost.workers as w (owner, tick, token, refused)
+    values (worker_failed.owner, 1, 'failed', worker_failed.lease_lost::integer)
+    on conflict on constraint workers_pkey do update
+    set tick = w.tick + 1, token = 'failed', at = clock_timestamp(), refused = w.refused + excluded.refused;
 end $$;
 
 create function fencepost.claim_tasks(

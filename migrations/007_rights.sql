@@ -13,7 +13,7 @@ begin
         when 'worker' then
             'claim_tasks(text, text[], integer, interval, text[]), heartbeat(text, bigint, text, interval), '
             'complete_task(text, bigint, text, jsonb, jsonb), complete_task_no_action(text, bigint, text, text), '
-            'fail_task(text, bigint, text, text, interval), release_task(text, bigint, text, text), worker_failed(text)'
+            'fail_task(text, bigint, text, text, interval), release_task(text, bigint, text, text), worker_failed(text, boolean)'
         when 'reader' then
             'effect_id_of(text), deliveries_of(text)'
         when 'relay' then
@@ -36,7 +36,7 @@ begin
             'fencepost.relays, fencepost.workers, fencepost.alarms, fencepost.orphan_acks, fencepost.early_acks, fencepost.audit_log to %I', role);
         execute format(
             'grant update on fencepost.flights, fencepost.parked, fencepost.lags, fencepost.shards, fencepost.relays, fencepost.workers, '
-            'fencepost.consumers, fencepost.alarms, fencepost.early_acks, fencepost.settings, fencepost.history to %I', role);
+            'fencepost.consumers, fencepost.alarms, fencepost.early_acks, fencepost.settings, fencepost.history, fencepost.tallies to %I', role);
         -- A start that was written, and whose answer was lost, is written again.
         execute format('grant update (relay) on fencepost.attempts to %I', role);
         -- Where reading begins anew, and whether the sequence lies behind a restored log.

@@ -129,9 +129,17 @@ impl Worker {
     /// Reports that a turn of this worker failed, for `fencepost status`. In a transaction of its own, since the one
     /// that failed leaves nothing behind.
     pub async fn report_failure(&self, client: &impl GenericClient) -> Result<()> {
-        call(client, "-- producer::report_failure\nselect fencepost.worker_failed($1)", &[(&self.owner, Type::TEXT)])
-            .await
-            .map(drop)
+        self.failed(client, false).await
+    }
+
+    /// The same after [`ErrorKind::LeaseLost`]: the completion that was refused is counted, and the metrics tell it.
+    pub async fn report_lease_lost(&self, client: &impl GenericClient) -> Result<()> {
+        self.failed(client, true).await
+    }
+
+    async fn failed(&self, client: &impl GenericClient, lease_lost: bool) -> Result<()> {
+        let sql = "-- producer::worker_failed\nselect fencepost.worker_failed($1, $2)";
+        call(client, sql, &[(&self.owner, Type::TEXT), (&lease_lost, Type::BOOL)]).await.map(drop)
     }
 }
 

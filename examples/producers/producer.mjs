@@ -56,7 +56,8 @@ async function turn() {
     if (error instanceof RangeError) { // try again in a minute
       await pool.query("select fencepost.fail_task($1, $2, $3, $4, '1 minute')", [id, epoch, owner, error.message]);
       console.log(`${id}: ${error.message}`);
-    } else if (error.code === "OB001") { // nothing of ours has stayed
+    } else if (error.code === "OB001") { // nothing of ours has stayed: say it
+      await pool.query("select fencepost.worker_failed($1, lease_lost => true)", [owner]);
       console.log(`${id}: somebody else has it now`);
     } else {
       throw error; // the lease expires, and the task is claimed again

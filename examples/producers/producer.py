@@ -61,7 +61,8 @@ def turn(db):
     except psycopg.Error as error:
         if error.sqlstate != "OB001":
             raise  # the lease expires, and the task is claimed again
-        print(f"{task_id}: somebody else has it now", flush=True)  # nothing of ours has stayed
+        db.execute("select fencepost.worker_failed(%s, lease_lost => true)", (OWNER,))  # nothing of ours has stayed: say it
+        print(f"{task_id}: somebody else has it now", flush=True)
     finally:
         done.set()
         heart.join()

@@ -1,4 +1,4 @@
-//! Gauges of the whole service, the same from every relay: one look at the database at scrape time, kept a few
+//! Metrics of the whole service, the same from every relay: one look at the database at scrape time, kept a few
 //! seconds so that probes and scrapers cannot wear it out.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::Admin;
 use crate::model::token::Waiting;
+use crate::store::inspect::leases::{self, Kind, Leases};
 use crate::store::inspect::status::{self, Alarm, Edge};
 use crate::store::{Error, Result, alarms};
 
@@ -29,6 +30,7 @@ pub struct Cached {
 struct Service {
     edges: Vec<Edge>,
     alarms: Vec<Alarm>,
+    leases: Leases,
 }
 
 /// The gauges as Prometheus text. Without a database only the gauge that says so.
@@ -76,7 +78,11 @@ async fn look(admin: &Admin) -> Option<Arc<Service>> {
 async fn load(admin: &Admin) -> Result<Service> {
     let mut client = admin.pool.get().await.map_err(Error::from)?;
     let tx = client.build_transaction().read_only(true).start().await?;
-    Ok(Service { edges: status::edges(&tx).await?, alarms: status::alarms(&*tx).await? })
+    Ok(Service {
+        edges: status::edges(&tx).await?,
+        alarms: status::alarms(&*tx).await?,
+        leases: leases::load(&tx).await?,
+    })
 }
 
 fn gauges(service: &Service) -> String {
@@ -121,11 +127,50 @@ fn gauges(service: &Service) -> String {
         ),
     ]
     .concat()
+        + &tasks(&service.leases)
 }
 
-/// One gauge in the text format; an empty label set stands for a gauge without labels.
+fn tasks(leases: &Leases) -> String {
+    let by_kind =
+        |of: fn(&Kind) -> i64| leases.kinds.iter().map(move |kind| (label("kind", &kind.kind), of(kind) as f64));
+    let one = |value: f64| [(String::new(), value)];
+    [
+        gauge("fencepost_tasks_running", "Tasks under a lease.", by_kind(|kind| kind.running)),
+        gauge(
+            "fencepost_tasks_stuck",
+            "Tasks whose lease ran out and that nobody has taken since.",
+            by_kind(|kind| kind.stuck),
+        ),
+        gauge(
+            "fencepost_oldest_stuck_task_seconds",
+            "For how long the lease of the task that is stuck longest has been over; 0: none is.",
+            one(leases.oldest_stuck_seconds().unwrap_or(0.0)),
+        ),
+        counter(
+            "fencepost_leases_lost_total",
+            "Leases that ran out and whose task somebody else took.",
+            one(leases.lost as f64),
+        ),
+        counter(
+            "fencepost_completions_refused_total",
+            "Completions refused because the lease was lost, as workers reported them.",
+            one(leases.refused as f64),
+        ),
+    ]
+    .concat()
+}
+
 fn gauge(name: &str, help: &str, values: impl IntoIterator<Item = (String, f64)>) -> String {
-    let mut text = format!("# HELP {name} {help}\n# TYPE {name} gauge\n");
+    metric("gauge", name, help, values)
+}
+
+fn counter(name: &str, help: &str, values: impl IntoIterator<Item = (String, f64)>) -> String {
+    metric("counter", name, help, values)
+}
+
+/// One metric in the text format; an empty label set stands for one without labels.
+fn metric(kind: &str, name: &str, help: &str, values: impl IntoIterator<Item = (String, f64)>) -> String {
+    let mut text = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
     for (labels, value) in values {
         let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
         let _ = writeln!(text, "{name}{labels} {value}");

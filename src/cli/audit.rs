@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::global::Global;
 use super::output::{Table, plain};
 use super::{Exit, Usage};
-use crate::model::consumer::parse_duration;
+use crate::model::duration;
 use crate::store::proof::{self, Moment, Proof};
 
 #[derive(clap::Args, Debug)]
@@ -19,7 +19,7 @@ pub struct Args {
 }
 
 fn moment(text: &str) -> Result<Moment, String> {
-    if let Some(ago) = parse_duration(text) {
+    if let Some(ago) = duration::parse(text) {
         return Ok(Moment::Ago(ago));
     }
     match text.trim() {

@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use super::global::{self, Global};
 use super::output::{Table, span};
-use super::{Exit, Usage, logging};
+use super::{Exit, logging};
 use crate::config::LogFormat;
-use crate::model::consumer::parse_duration;
+use crate::model::duration;
 use crate::model::token::Waiting;
 use crate::store::Database;
 use crate::store::inspect::backlog::{self, Backlog};
@@ -32,7 +32,7 @@ pub struct Args {
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {
-    parse_duration(text).ok_or_else(|| "a number and a unit: 500ms, 60s, 5m".into())
+    duration::parse(text).ok_or_else(|| "a number and a unit: 500ms, 60s, 5m".into())
 }
 
 /// How it ended.
@@ -90,7 +90,8 @@ async fn wait(database: &Database, args: &Args) -> anyhow::Result<Report> {
             };
             anyhow::Ok(backlog::load(session).await?)
         };
-        let looked = tokio::time::timeout(left, look).await.unwrap_or_else(|_| Err(Usage("no answer".into()).into()));
+        let looked = tokio::time::timeout(left, look).await;
+        let looked = looked.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer from {}", database.places())));
         let report = match looked {
             Ok(backlog) => report_of(&backlog, args),
             Err(error) => {

@@ -8,11 +8,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::read::Reading;
-use super::sections::duration_text;
 use crate::model::broker::{
     Broker, DEFAULT_BLOCKED_MAX, DEFAULT_HEARTBEAT, Host, Identity, Login, Password, Transport,
 };
 use crate::model::consumer::SecretSource;
+use crate::model::duration;
 
 /// The variable that stands in for `[brokers.default]` where the file has none.
 pub const URL_VARIABLE: &str = "AMQP_URL";
@@ -33,9 +33,9 @@ pub struct BrokerSection {
     pub username: Option<String>,
     pub password_env: Option<String>,
     pub password_file: Option<PathBuf>,
-    #[serde(with = "duration_text")]
+    #[serde(with = "duration::text")]
     pub heartbeat: Duration,
-    #[serde(with = "duration_text")]
+    #[serde(with = "duration::text")]
     pub blocked_max: Duration,
 }
 

@@ -208,7 +208,7 @@ impl Job {
                     // The transaction is rolled back; whoever holds the newer epoch does the work.
                     Err(Error::Producer(refused)) if refused.kind() == ErrorKind::LeaseLost => {
                         self.tally.lease_losses.fetch_add(1, Relaxed);
-                        worker.report_failure(&client).await?;
+                        worker.report_lease_lost(&client).await?;
                     }
                     Err(error) => return Err(error),
                 }

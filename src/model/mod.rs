@@ -3,6 +3,7 @@
 
 pub mod broker;
 pub mod consumer;
+pub mod duration;
 pub mod effect;
 pub mod key;
 pub mod outcome;

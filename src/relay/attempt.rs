@@ -55,7 +55,9 @@ pub enum Ended {
         delivery: Delivery,
         outcome: Outcome,
     },
-    /// Nothing was sent: the shard or the delivery is not ours any more.
+    /// Nothing was sent: a fact says already how the delivery ended.
+    Before(Delivery),
+    /// Nothing was sent: the shard is not ours any more.
     NotStarted(Delivery),
 }
 
@@ -74,8 +76,10 @@ pub async fn attempt(delivery: Delivery, served: Arc<Served>, shared: Shared) ->
             epoch: delivery.lease.epoch,
             attempt: delivery.trouble.attempts + 1,
         };
-        if shared.settler.start_attempt(row).await == StartAnswer::Refused {
-            return Ended::NotStarted(delivery);
+        match shared.settler.start_attempt(row).await {
+            StartAnswer::Started => {}
+            StartAnswer::Ended => return Ended::Before(delivery),
+            StartAnswer::Refused => return Ended::NotStarted(delivery),
         }
     }
     if !delivery.lease.is_alive() {

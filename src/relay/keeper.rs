@@ -45,6 +45,8 @@ pub struct Keeper {
     pub relays: Arc<AtomicUsize>,
     pub reader: mpsc::UnboundedSender<reader::Command>,
     pub held: HashMap<Shard, Arc<ShardLease>>,
+    /// The relays that were there when it was last looked what those that are gone have left.
+    pub peers: Vec<Uuid>,
 }
 
 impl Keeper {
@@ -74,10 +76,13 @@ impl Keeper {
         release: &CancellationToken,
     ) -> Result<()> {
         relays::register(session.client(), self.relay, &self.name).await?;
+        self.peers.clear();
         let mut shut_edges = self.health.shut_edges();
         // This session has told nothing of them yet.
         shut_edges.mark_changed();
-        let mut renew_at = Instant::now();
+        // Until then others may not have ticked again after an outage that we shared.
+        let began = Instant::now();
+        let mut renew_at = began;
         loop {
             self.renew_if_due(&mut renew_at, session).await?;
             self.release_lost(session).await?;
@@ -90,6 +95,9 @@ impl Keeper {
             if !stop.is_cancelled() {
                 let roster = shards::roster(session.client(), self.lease).await?;
                 self.relays.store(roster.relays.len().max(1), Ordering::Relaxed);
+                if began.elapsed() >= 2 * self.lease {
+                    self.greet(session, &roster).await?;
+                }
                 let share = roster.share_of(self.relay);
                 self.yield_above(share, session).await?;
                 self.take_over(session, &roster, share, &mut renew_at).await?;
@@ -109,6 +117,19 @@ impl Keeper {
                 _ = shut_edges.changed() => shut_edges.mark_changed(),
             }
         }
+    }
+
+    /// When relays have come or gone: what those that are gone said of their ways stands for nobody any more.
+    async fn greet(&mut self, session: &Session, roster: &Roster) -> Result<()> {
+        if self.peers == roster.relays {
+            return Ok(());
+        }
+        let resolved = alarms::resolve_forsaken(session.client(), self.lease).await?;
+        if resolved > 0 {
+            tracing::info!(alarms = resolved, "resolved: only relays that are gone called these edges shut");
+        }
+        self.peers.clone_from(&roster.relays);
+        Ok(())
     }
 
     /// Above its share a relay stops reading, lets what is out come back, and gives the shard up. Never is an unexpired

@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::outage;
 use crate::edge::error::report;
-use crate::store::retention::{self, Policy};
-use crate::store::segments::{self, Link, Parent, Segment, Step};
+use crate::store::retention::{self, Part, Policy};
+use crate::store::segments::{self, Acting, Link, Parent, Segment, Step};
 use crate::store::session::Session;
 use crate::store::{Database, Result, alarms, expiry};
 
@@ -16,6 +16,8 @@ use crate::store::{Database, Result, alarms, expiry};
 const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The longest a statement waits for a lock. None of those it waits for makes a writer queue behind it.
 const LOCK_TIMEOUT: &str = "2s";
+/// What the alarm is about.
+const SEGMENTS: &str = "segments";
 
 /// Does rounds until `stop`.
 pub async fn run(database: Database, stop: CancellationToken) {
@@ -37,24 +39,30 @@ pub async fn run(database: Database, stop: CancellationToken) {
     }
 }
 
-/// Ends when another relay does it.
+/// Ends when other relays do it.
 async fn rounds(session: &mut Session) -> Result<()> {
-    if !retention::lead(session).await? {
-        return Ok(());
-    }
-    let mut keeper = Retention::new(session).await?;
+    let Some(mut retention) = Retention::begin(session).await? else { return Ok(()) };
     loop {
         let policy = retention::policy(session).await?;
-        keeper.round(session, policy).await?;
+        retention.round(session, policy).await?;
         tokio::time::sleep((policy.retention / 1_000).clamp(EVERY.0, EVERY.1)).await;
     }
 }
 
-/// What one relay knows while it has the lead.
+/// What one relay does of it, and what it knows meanwhile.
 pub struct Retention {
-    owner: bool,
+    rows: bool,
+    segments: Segments,
     /// Since when a segment could not be dropped.
     stuck: Option<Stuck>,
+}
+
+enum Segments {
+    Ours,
+    /// Another relay sees to them.
+    Others,
+    /// This role may not: why, and the remedy.
+    Forbidden(String),
 }
 
 struct Stuck {
@@ -63,23 +71,56 @@ struct Stuck {
 }
 
 impl Retention {
-    pub async fn new(session: &Session) -> Result<Self> {
+    /// `None` where others do all of it.
+    pub async fn begin(session: &Session) -> Result<Option<Self>> {
         session.client().batch_execute(&format!("-- store::lock_timeout\nset lock_timeout = '{LOCK_TIMEOUT}'")).await?;
-        let owner = segments::become_owner(session.client()).await?;
-        if !owner {
-            tracing::warn!(
-                "this role does not own the tables of fencepost and is no member of their owner: no segment will be dropped; \
-                 grant the owner's role to it, or run a relay as the owner"
-            );
+        let segments = match segments::become_owner(session.client()).await? {
+            Acting::AsOwner => Segments::Others,
+            Acting::AsItself { role, owner } => Segments::Forbidden(format!(
+                "the role {role} may neither add nor drop segments of the log, as it is no member of {owner}, the tables' owner: \
+                 grant {owner} to {role}, and restart the relay; or run another as {owner}"
+            )),
+        };
+        let mut this = Self { rows: false, segments, stuck: None };
+        this.lead(session).await?;
+        if !this.rows && !matches!(this.segments, Segments::Ours) {
+            return Ok(None);
         }
-        Ok(Self { owner, stuck: None })
+        if let Segments::Forbidden(why) = &this.segments {
+            tracing::warn!("{why}");
+        }
+        Ok(Some(this))
+    }
+
+    /// Takes over what nobody does.
+    async fn lead(&mut self, session: &Session) -> Result<()> {
+        self.rows = self.rows || retention::lead(session, Part::Rows).await?;
+        if matches!(self.segments, Segments::Others) && retention::lead(session, Part::Segments).await? {
+            self.segments = Segments::Ours;
+        }
+        Ok(())
     }
 
     /// One round: room ahead, the next segment where the time has come, what is expired dropped, rows deleted.
     pub async fn round(&mut self, session: &mut Session, policy: Policy) -> Result<()> {
-        if self.owner {
-            let waits = self.segments(session).await?;
-            self.watch(session, policy, waits).await?;
+        self.lead(session).await?;
+        match &self.segments {
+            Segments::Ours => {
+                let waits = self.segments(session).await?;
+                self.watch(session, policy, waits).await?;
+            }
+            Segments::Others => {}
+            Segments::Forbidden(why) => match (is_neglected(session).await?, &self.stuck) {
+                (false, _) => self.stuck = None,
+                (true, Some(_)) => {}
+                (true, None) => {
+                    alarms::raise(session.client(), alarms::Alarm::Retention, SEGMENTS, why).await?;
+                    self.stuck = Some(Stuck { since: Instant::now(), said: true });
+                }
+            },
+        }
+        if !self.rows {
+            return Ok(());
         }
         for (table, rows) in expiry::sweep(session.client()).await? {
             tracing::info!(table, rows, "rows older than the retention deleted");
@@ -121,18 +162,23 @@ impl Retention {
     async fn watch(&mut self, session: &Session, policy: Policy, waits: Option<String>) -> Result<()> {
         let Some(why) = waits else {
             // Whoever raised it: another relay may have looked after retention then.
-            alarms::resolve(session.client(), alarms::Alarm::Retention, "segments").await?;
+            alarms::resolve(session.client(), alarms::Alarm::Retention, SEGMENTS).await?;
             self.stuck = None;
             return Ok(());
         };
         tracing::info!(why, "retention waits");
         let stuck = self.stuck.get_or_insert_with(|| Stuck { since: Instant::now(), said: false });
         if stuck.since.elapsed() > policy.span && !stuck.said {
-            alarms::raise(session.client(), alarms::Alarm::Retention, "segments", &why).await?;
+            alarms::raise(session.client(), alarms::Alarm::Retention, SEGMENTS, &why).await?;
             stuck.said = true;
         }
         Ok(())
     }
+}
+
+/// Whether the log should have gone on in a new segment, and nobody is there who could see to it.
+async fn is_neglected(session: &Session) -> Result<bool> {
+    Ok(retention::is_due_to_move_on(session).await? && !retention::is_led(session, Part::Segments).await?)
 }
 
 /// Every delivery of the segment that still waits is kept; only then does it go.

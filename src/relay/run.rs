@@ -95,6 +95,7 @@ pub async fn run(
         relays: Arc::clone(&shared.relays),
         reader: commands,
         held: HashMap::new(),
+        peers: Vec::new(),
     };
     let budget = ByteBudget::new(options.bytes_in_flight);
     let reader = Reader {

@@ -54,6 +54,8 @@ pub struct Settlement {
 pub enum Verdict {
     Fact(FactRow),
     Park(ParkRow),
+    /// A fact that somebody else wrote says already how it ended.
+    Known,
     /// Its lane leaves the flight unread for now.
     Lag,
 }
@@ -62,7 +64,9 @@ pub enum Verdict {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StartAnswer {
     Started,
-    /// The shard has another owner, or the delivery has ended.
+    /// The delivery has ended: a fact says how.
+    Ended,
+    /// The shard has another owner.
     Refused,
 }
 
@@ -194,7 +198,7 @@ impl Writer {
             failpoint::reach("settle", &[]).await;
         }
         match self.persist(&batch).await {
-            Some(Ok(Written { refused, early })) => {
+            Some(Ok(Written { refused, ended, early })) => {
                 if early == Early::Some {
                     self.bell.early.notify_one();
                 }
@@ -203,7 +207,7 @@ impl Writer {
                     self.bell.parked.notify_one();
                 }
                 self.unflushed.committed(batch);
-                release(group, &refused);
+                release(group, &refused, &ended);
             }
             Some(Err(error)) if group.len() > 1 => {
                 // One of them cannot be written: the others must not wait for it.
@@ -303,7 +307,8 @@ fn batch_of(group: &[Entry]) -> Batch {
                         }
                     }
                     Verdict::Park(row) => batch.parks.push(row.clone()),
-                    Verdict::Lag => {}
+                    // A row that is left in the parking lot is mended, unless it is an operator's replay.
+                    Verdict::Known | Verdict::Lag => {}
                 }
                 batch.ends.extend(settlement.end.clone());
                 if settlement.durability == Durability::Flushed {
@@ -316,7 +321,7 @@ fn batch_of(group: &[Entry]) -> Batch {
                         Verdict::Park(_) => landed.parks.push(delivery.id()),
                         Verdict::Lag if mutant::is(Mutant::LagForgotten) => {}
                         Verdict::Lag => extend(&mut lags, delivery, flight.seq),
-                        Verdict::Fact(_) => {}
+                        Verdict::Fact(_) | Verdict::Known => {}
                     }
                 }
             }
@@ -376,7 +381,7 @@ impl<'a> Landing<'a> {
     }
 }
 
-fn release(group: Vec<Entry>, refused: &Refused) {
+fn release(group: Vec<Entry>, refused: &Refused, ended: &[DeliveryId]) {
     for entry in group {
         match entry {
             Entry::Settle(settlement) => {
@@ -390,8 +395,11 @@ fn release(group: Vec<Entry>, refused: &Refused) {
             }
             Entry::End(_) | Entry::Close(_) | Entry::Advance(_) => {}
             Entry::Start(row, reply) => {
-                let answer =
-                    if refused.starts.contains(&row.delivery) { StartAnswer::Refused } else { StartAnswer::Started };
+                let answer = match &row.delivery {
+                    delivery if refused.starts.contains(delivery) => StartAnswer::Refused,
+                    delivery if ended.contains(delivery) => StartAnswer::Ended,
+                    _ => StartAnswer::Started,
+                };
                 // A lane that is gone asks no more.
                 let _ = reply.send(answer);
             }

@@ -1,5 +1,7 @@
 //! Alarms: an ERROR line, a counter and a row that stays until it is resolved.
 
+use std::time::Duration;
+
 use tokio_postgres::Client;
 
 use super::Result;
@@ -69,4 +71,21 @@ pub async fn resolve(client: &Client, alarm: Alarm, object: &str) -> Result<()> 
         )
         .await?;
     Ok(())
+}
+
+/// Resolves what only relays that are gone have said of their ways: no relay that has ticked `within` that time calls the
+/// edge shut. Gives how many alarms that were.
+pub async fn resolve_forsaken(client: &Client, within: Duration) -> Result<u64> {
+    let resolved = client
+        .execute(
+            "-- store::resolve_forsaken_alarms
+             update fencepost.alarms a set resolved_at = clock_timestamp()
+             where a.name = $1 and a.resolved_at is null
+               and not exists (select from fencepost.relays r
+                               where r.stopped_at is null and r.at > clock_timestamp() - make_interval(secs => $2)
+                                 and r.shut_edges ? a.object)",
+            &[&Alarm::EdgeShut.as_str(), &within.as_secs_f64()],
+        )
+        .await?;
+    Ok(resolved)
 }

@@ -25,10 +25,13 @@ pub enum Error {
     Url(String),
     #[error("database: {}", describe(.0))]
     Postgres(#[from] tokio_postgres::Error),
+    /// No session: `at` is every host and port that was tried.
+    #[error("database at {at}: {}", describe(.source))]
+    Connect { at: String, source: tokio_postgres::Error },
+    #[error("database at {at} did not answer within {limit:?}")]
+    Silent { at: String, limit: Duration },
     #[error("database connection pool")]
     Pool(#[from] deadpool_postgres::PoolError),
-    #[error("database did not answer within {0:?}")]
-    Timeout(Duration),
     /// Something the schema rules out was read: the text says what.
     #[error("database holds something unexpected: {0}")]
     Corrupt(String),
@@ -52,7 +55,9 @@ impl Error {
     /// The SQLSTATE, where the server gave one.
     pub fn sqlstate(&self) -> Option<&SqlState> {
         match self {
-            Self::Postgres(error) | Self::Pool(deadpool_postgres::PoolError::Backend(error)) => error.code(),
+            Self::Postgres(error)
+            | Self::Connect { source: error, .. }
+            | Self::Pool(deadpool_postgres::PoolError::Backend(error)) => error.code(),
             _ => None,
         }
     }
@@ -60,8 +65,10 @@ impl Error {
     /// Whether the answer never came, so that the statement may or may not have taken effect.
     pub fn is_disconnect(&self) -> bool {
         match self {
-            Self::Timeout(_) | Self::Pool(_) => true,
-            Self::Postgres(error) => error.as_db_error().is_none_or(ends_the_session),
+            Self::Silent { .. } | Self::Pool(_) => true,
+            Self::Postgres(error) | Self::Connect { source: error, .. } => {
+                error.as_db_error().is_none_or(ends_the_session)
+            }
             _ => false,
         }
     }
@@ -152,14 +159,20 @@ impl Database {
         self.pin.as_ref()
     }
 
+    /// Every host with its port, and nothing secret: where a connection is looked for.
+    pub fn places(&self) -> String {
+        places(&self.config)
+    }
+
     /// A connection of its own for a session that keeps state, with the driver the caller must poll.
     pub async fn connect_raw(
         &self,
     ) -> Result<(Client, Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>)> {
+        let at = || self.places();
         tokio::time::timeout(CONNECT_TIMEOUT, self.config.connect(self.tls.clone()))
             .await
-            .map_err(|_| Error::Timeout(CONNECT_TIMEOUT))?
-            .map_err(Error::from)
+            .map_err(|_| Error::Silent { at: at(), limit: CONNECT_TIMEOUT })?
+            .map_err(|source| Error::Connect { at: at(), source })
     }
 
     /// A connection of its own whose notices and notifications go to `on_message`. Ends when the client is dropped.
@@ -212,6 +225,18 @@ impl Database {
             // Unwrap safety: `build` only fails where timeouts are set without a runtime.
             .expect("a runtime is set")
     }
+}
+
+fn places(config: &Config) -> String {
+    const PORT: u16 = 5432;
+    let ports = config.get_ports();
+    let port = |n: usize| ports.get(n).or(ports.first()).copied().unwrap_or(PORT);
+    let place = |(n, host): (usize, &Host)| match host {
+        Host::Tcp(name) if name.contains(':') => format!("[{name}]:{}", port(n)),
+        Host::Tcp(name) => format!("{name}:{}", port(n)),
+        Host::Unix(folder) => format!("{} (port {})", folder.display(), port(n)),
+    };
+    config.get_hosts().iter().enumerate().map(place).collect::<Vec<_>>().join(", ")
 }
 
 fn is_local(host: &Host) -> bool {
@@ -284,6 +309,16 @@ mod tests {
         assert_eq!(mode("postgresql://u@127.0.0.1/x"), SslMode::Disable);
         assert_eq!(mode("host=/var/run/postgresql user=u dbname=x"), SslMode::Disable);
         assert_eq!(mode("host=db.example sslmode=require user=u"), SslMode::Require);
+    }
+
+    #[test]
+    fn an_error_names_every_place() {
+        let named = |url: &str| Database::new(&SecretString::from(url), "test").unwrap().places();
+        assert_eq!(named("postgresql://u:hunter2@db.example/x"), "db.example:5432");
+        assert_eq!(named("postgresql://u@a:1,b:2/x"), "a:1, b:2");
+        assert_eq!(named("host=a,b port=7 user=u"), "a:7, b:7");
+        assert_eq!(named("postgresql://u@[::1]:5433/x"), "[::1]:5433");
+        assert_eq!(named("host=/run/postgresql user=u"), "/run/postgresql (port 5432)");
     }
 
     #[test]

@@ -87,11 +87,15 @@ fn statements(oldest: i64) -> Vec<(&'static str, String)> {
             // The last epoch of a task that is ready is what its next claim calls `previous`.
             "task_epochs",
             format!(
-                "delete from fencepost.task_epochs where ctid = any (array(
-                     select c.ctid from fencepost.task_epochs c
-                     where c.ended_at < {CUT} and {gone}
-                       and not exists (select from fencepost.tasks t where t.task_id = c.task_id and t.lease_epoch = c.lease_epoch)
-                     limit {PAGE}))"
+                "with gone as (
+                     delete from fencepost.task_epochs where ctid = any (array(
+                         select c.ctid from fencepost.task_epochs c
+                         where c.ended_at < {CUT} and {gone}
+                           and not exists (select from fencepost.tasks t where t.task_id = c.task_id and t.lease_epoch = c.lease_epoch)
+                         limit {PAGE}))
+                     returning (token = 'lost')::integer as counted
+                 ), {}",
+                tally("leases_lost")
             ),
         ),
         (
@@ -125,6 +129,25 @@ fn statements(oldest: i64) -> Vec<(&'static str, String)> {
         ("early_acks", format!("delete from fencepost.early_acks where at < {CUT}")),
         ("alarms", format!("delete from fencepost.alarms where resolved_at < {CUT}")),
         ("relays", format!("delete from fencepost.relays where at < {CUT}")),
-        ("workers", format!("delete from fencepost.workers where at < {CUT}")),
+        (
+            "workers",
+            format!(
+                "with gone as (
+                     delete from fencepost.workers where at < {CUT} returning refused as counted
+                 ), {}",
+                tally("completions_refused")
+            ),
+        ),
     ]
+}
+
+/// What goes of a figure that is counted for ever is added to its tally. Ends a statement whose `gone` has the rows.
+fn tally(name: &str) -> String {
+    format!(
+        "tallied as (
+             update fencepost.tallies set gone = tallies.gone + more.n
+             from (select sum(counted)::bigint as n from gone) more where name = '{name}' and more.n > 0
+         )
+         select from gone"
+    )
 }

@@ -3,8 +3,7 @@
 use tokio_postgres::Client;
 
 use super::Result;
-use super::effects::EFFECT_OF_M;
-use super::log::FLIGHT_EFFECTS;
+use super::lost::{end_and_park, unaccounted};
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 
 /// What closing lost flights or ending interrupted attempts came to.
@@ -46,30 +45,11 @@ pub async fn open_under(client: &Client, shard: Shard, epoch: ShardEpoch, after:
     Ok(rows.iter().map(|row| FlightSeq(row.get(0))).collect())
 }
 
-/// Whether the first attempt of effect `e` at `consumer` was started and its end is not known.
-pub(super) fn first_try_is_open(consumer: &str) -> String {
-    format!(
-        "exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = {consumer}
-                 and a.attempt = 1 and not a.ended offset 0)
-         and not exists (select 1 from fencepost.attempts z where z.effect_id = e.id and z.consumer_id = {consumer}
-                         and z.attempt = 1 and z.ended and z.token <> 'ambiguous' offset 0)"
-    )
-}
-
-/// Ends the first attempt of what was `told` to have been tried: nobody knows more.
-pub(super) const END_TRIED: &str =
-    "insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, relay, token)
-    select id, consumer_id, 1, true, relay, 'lost' from told where tried
-    on conflict do nothing";
-
-/// Closes one flight of a predecessor as `lost` and parks each of its deliveries that has neither fact nor parked row.
-///
-/// At a `retry` edge such a delivery has an attempt `lost` and is tried again; so has one behind another of its key,
-/// whose outcome may have been lost with the relay before it was written. A `hold` edge is put in doubt only
-/// where its attempt had a start row of its own: the flight alone does not say that anything left. What is scheduled for
-/// later was not tried and waits for its time.
+/// Closes one flight of a predecessor as `lost` and parks each of its deliveries that has neither fact nor parked row
+/// (`store::lost`).
 pub async fn close_lost(client: &Client, shard: Shard, seq: FlightSeq, epoch: ShardEpoch) -> Result<Swept> {
-    let started = first_try_is_open("t.consumer_id");
+    let missing = unaccounted("select unnest(e.targets) as consumer_id");
+    let parked = end_and_park("its flight was lost with the relay");
     let sql = format!(
         "-- store::close_lost
 with guard as (
@@ -78,44 +58,8 @@ with guard as (
     select shard, seq, relay, base, target, first_id, last_id, partial, deliveries from fencepost.flights
     where shard = $1 and seq = $2 and token is null and exists (select 1 from guard)
 ), missing as (
-    select e.id, e.shard, t.consumer_id, f.relay,
-           case when e.deliver_after > clock_timestamp() then e.deliver_after end as due_at,
-           case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
-           coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold,
-           {started} as started
-    from f cross join lateral ({FLIGHT_EFFECTS}) m
-    cross join lateral ({EFFECT_OF_M}) e
-    cross join lateral unnest(e.targets) as t (consumer_id)
-    left join fencepost.consumers c on c.consumer_id = t.consumer_id
-    where not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = t.consumer_id offset 0)
-      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = t.consumer_id offset 0)
-), turn as (
-    select m.id, m.shard, m.consumer_id, m.relay, m.ordering_key, m.hold, m.started, m.due_at,
-           m.due_at is null and m.ordering_key is not null and (
-               row_number() over (partition by m.consumer_id, m.ordering_key, m.due_at is null order by m.id) > 1
-               or exists (select 1 from fencepost.parked q where q.consumer_id = m.consumer_id
-                          and q.ordering_key = m.ordering_key and q.state <> 'scheduled' and q.effect_id < m.id offset 0)) as waits
-    from missing m
-), told as (
-    select t.id, t.shard, t.consumer_id, t.relay, t.ordering_key, t.hold, t.started, t.due_at, t.waits,
-           t.started or (not t.hold and t.due_at is null) as tried
-    from turn t
-), ended as (
-    {END_TRIED}
-), parked as (
-    insert into fencepost.parked (effect_id, consumer_id, shard, ordering_key, state, attempts, sent, next_attempt_at, reason,
-                                  first_failed_at, first_doubt_at)
-    select id, consumer_id, shard, ordering_key,
-           case when hold and started then 'in_doubt' when due_at is not null then 'scheduled' when waits then 'blocked' else 'retry' end,
-           tried::integer, tried::integer,
-           case when not waits and not (hold and started) then coalesce(due_at, clock_timestamp()) end,
-           'its flight was lost with the relay',
-           case when tried then clock_timestamp() end,
-           case when tried then clock_timestamp() end
-    from told
-    on conflict do nothing
-    returning state
-), closed as (
+    {missing}
+), {parked}, closed as (
     update fencepost.flights x set token = 'lost', closed_at = clock_timestamp()
     from f where x.shard = f.shard and x.seq = f.seq
 )

@@ -7,8 +7,8 @@ use tokio_postgres::Client;
 
 use super::Result;
 use super::effects::{EFFECT_COLUMNS, EFFECT_OF_M, ReadEffect, read_effect};
-use super::flights::{END_TRIED, first_try_is_open};
 use super::log::FLIGHT_EFFECTS;
+use super::lost::{end_and_park, unaccounted};
 use crate::model::key::{ConsumerId, FlightSeq, Shard, ShardEpoch};
 
 /// The flights one lane still has to read, both ends included.
@@ -102,7 +102,8 @@ order by o.seq, e.id"
 /// After a takeover: what was out of marked pages counts as lost attempts and is parked, as with a lost flight; the
 /// ranges begin after them. Returns how many deliveries were parked.
 pub async fn end_pages(client: &Client, shard: Shard, epoch: ShardEpoch) -> Result<u64> {
-    let started = first_try_is_open("g.consumer_id");
+    let missing = unaccounted("select f.consumer_id where f.consumer_id = any(e.targets)");
+    let parked = end_and_park("its page was lost with the relay");
     let sql = format!(
         "-- store::end_lag_pages
 with held as (
@@ -110,40 +111,13 @@ with held as (
 ), marked as (
     select g.consumer_id, g.from_seq, g.to_seq, g.draining_to from fencepost.lags g
     where g.shard = $1 and g.draining_to is not null and exists (select 1 from held)
-), owed as (
-    select e.id, e.shard, g.consumer_id, f.relay,
-           case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
-           coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold,
-           {started} as started
+), f as (
+    select g.consumer_id, f.shard, f.seq, f.relay, f.base, f.target, f.first_id, f.last_id, f.partial, f.deliveries
     from marked g
     join fencepost.flights f on f.shard = $1 and f.seq between g.from_seq and g.draining_to and f.first_id is not null
-    cross join lateral ({FLIGHT_EFFECTS}) m
-    cross join lateral ({EFFECT_OF_M}) e
-    left join fencepost.consumers c on c.consumer_id = g.consumer_id
-    where g.consumer_id = any(e.targets)
-      and not exists (select 1 from fencepost.ledger l where l.effect_id = e.id and l.consumer_id = g.consumer_id offset 0)
-      and not exists (select 1 from fencepost.parked p where p.effect_id = e.id and p.consumer_id = g.consumer_id offset 0)
-), turn as (
-    select o.id, o.shard, o.consumer_id, o.relay, o.ordering_key, o.hold, o.started,
-           o.ordering_key is not null and row_number() over (partition by o.consumer_id, o.ordering_key order by o.id) > 1 as waits
-    from owed o
-), told as (
-    select t.id, t.shard, t.consumer_id, t.relay, t.ordering_key, t.hold, t.started, t.waits,
-           t.started or not t.hold as tried
-    from turn t
-), ended as (
-    {END_TRIED}
-), parked as (
-    insert into fencepost.parked (effect_id, consumer_id, shard, ordering_key, state, attempts, sent, next_attempt_at, reason,
-                                  first_failed_at, first_doubt_at)
-    select id, consumer_id, shard, ordering_key,
-           case when hold and started then 'in_doubt' when waits then 'blocked' else 'retry' end, tried::integer, tried::integer,
-           case when not waits and not (hold and started) then clock_timestamp() end, 'its page was lost with the relay',
-           case when tried then clock_timestamp() end, case when tried then clock_timestamp() end
-    from told
-    on conflict do nothing
-    returning 1
-), moved as (
+), missing as (
+    {missing}
+), {parked}, moved as (
     update fencepost.lags g set from_seq = m.draining_to + 1, draining_to = null
     from marked m where g.shard = $1 and g.consumer_id = m.consumer_id and m.draining_to < m.to_seq
 ), emptied as (

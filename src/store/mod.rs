@@ -17,6 +17,7 @@ pub mod inspect;
 pub mod interventions;
 pub mod lags;
 pub mod log;
+mod lost;
 pub mod overdue;
 pub mod pages;
 pub mod parking;

@@ -9,7 +9,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Transaction};
 
 use super::audit::{self, Reason};
-use super::segments::{self, Parent, Step};
+use super::segments::{self, Acting, Parent, Step};
 use super::{Error, Result};
 
 /// Why positions are not valid here.
@@ -106,7 +106,7 @@ pub async fn check_identity(client: &Client) -> Result<()> {
 /// above the floor touches no old segment.
 pub async fn set_floor(client: &Client) -> Result<i64> {
     client.batch_execute("-- store::lock_timeout\nset lock_timeout = '5s'").await?;
-    if segments::become_owner(client).await? {
+    if segments::become_owner(client).await? == Acting::AsOwner {
         let mut room = Step::Done;
         for parent in Parent::ALL {
             if let waits @ Step::Waits(_) = segments::make_room(client, parent).await? {

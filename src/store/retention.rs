@@ -54,11 +54,35 @@ pub async fn policy(session: &Session) -> Result<Policy> {
     Ok(Policy { retention: span(0), span: span(1) })
 }
 
-/// One relay at a time does this: whoever has the lock, until its session ends.
-pub async fn lead(session: &Session) -> Result<bool> {
+/// What one relay at a time does: whoever has the lock of it, until its session ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// Deleting rows by age, for which a relay's own rights suffice.
+    Rows,
+    /// Adding and dropping segments, which only the tables' owner may.
+    Segments,
+}
+
+impl Part {
+    fn lock(self) -> i64 {
+        match self {
+            Self::Rows => 0x6665_6e63_6570_6f73,
+            Self::Segments => 0x6665_6e63_6570_6f74,
+        }
+    }
+}
+
+/// Takes the lead, unless another session has it. To be asked once: one that has it gets it again.
+pub async fn lead(session: &Session, part: Part) -> Result<bool> {
     let sql = "-- store::lead_retention\nselect pg_try_advisory_lock($1)";
-    const LOCK: i64 = 0x6665_6e63_6570_6f74;
-    Ok(session.client().query_one(sql, &[&LOCK]).await?.get(0))
+    Ok(session.client().query_one(sql, &[&part.lock()]).await?.get(0))
+}
+
+/// Whether any session has the lead.
+pub async fn is_led(session: &Session, part: Part) -> Result<bool> {
+    // Free again with the statement's own transaction.
+    let sql = "-- store::is_retention_led\nselect not pg_try_advisory_xact_lock($1)";
+    Ok(session.client().query_one(sql, &[&part.lock()]).await?.get(0))
 }
 
 /// Whether the segment in use has covered its time: since its first effect.

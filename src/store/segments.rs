@@ -76,21 +76,33 @@ impl Step {
     }
 }
 
-/// Acts as the owner of the tables, as ALTER TABLE demands. False where this role may not.
-pub async fn become_owner(client: &Client) -> Result<bool> {
+/// Whose rights a session has from now on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Acting {
+    AsOwner,
+    /// This role is no member of the one that owns the tables. Both names are quoted as SQL wants them.
+    AsItself {
+        role: String,
+        owner: String,
+    },
+}
+
+/// Acts as the owner of the tables, as ALTER TABLE demands, where this role may.
+pub async fn become_owner(client: &Client) -> Result<Acting> {
     let row = client
         .query_one(
             "-- store::table_owner
-             select quote_ident(pg_get_userbyid(c.relowner)), pg_has_role(session_user, c.relowner, 'member')
+             select quote_ident(session_user), quote_ident(pg_get_userbyid(c.relowner)), pg_has_role(session_user, c.relowner, 'member')
              from pg_class c where c.oid = 'fencepost.effects'::regclass",
             &[],
         )
         .await?;
-    let (owner, may): (String, bool) = (row.get(0), row.get(1));
-    if may {
-        client.batch_execute(&format!("-- store::become_owner\nset role {owner}")).await?;
+    let (role, owner): (String, String) = (row.get(0), row.get(1));
+    if !row.get::<_, bool>(2) {
+        return Ok(Acting::AsItself { role, owner });
     }
-    Ok(may)
+    client.batch_execute(&format!("-- store::become_owner\nset role {owner}")).await?;
+    Ok(Acting::AsOwner)
 }
 
 /// All segments of a table, lowest first, those included that are detached and not yet dropped or attached again.

@@ -95,6 +95,33 @@ async fn every_table_is_described() {
 }
 
 #[test]
+fn every_metric_is_described() {
+    let runbook = fs::read_to_string(repository("docs/runbook.md")).expect("the runbook");
+    let mut metrics = 0;
+    for source in sources(&repository("src")) {
+        let text = fs::read_to_string(&source).expect("a source file");
+        for (before, after) in text.match_indices("\"fencepost_").map(|(at, _)| text.split_at(at)) {
+            let call = before.trim_end();
+            if !["gauge!(", "counter!(", "gauge(", "counter("].iter().any(|end| call.ends_with(end)) {
+                continue;
+            }
+            let name = after[1..].split('"').next().expect("a name");
+            assert!(runbook.contains(&format!("`{name}`")), "the runbook does not know {name}");
+            metrics += 1;
+        }
+    }
+    assert!(metrics >= 25, "{metrics} metrics were found");
+}
+
+/// Every source file below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path());
+    let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let files = files.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    files.chain(folders.iter().flat_map(|folder| sources(folder))).collect()
+}
+
+#[test]
 fn every_folder_of_the_source_is_described() {
     for entry in fs::read_dir(repository("src")).expect("src").flatten().filter(|entry| entry.path().is_dir()) {
         let name = entry.file_name().into_string().expect("a plain name");

@@ -64,6 +64,8 @@ async fn script(command: Command) {
     let meant = "select string_agg(format('%s %s', key, convert_from(payload, 'UTF8')), ', ' order by key) from fencepost.intended";
     let meant: String = client.query_one(meant, &[]).await.expect("effects").get(0);
     assert_eq!(meant, r#"order-1:1 {"order": 1, "total": "42.00"}, order-3:1 {"order": 3, "total": "3.00"}"#);
+    let refused = "select sum(refused)::bigint from fencepost.workers";
+    assert_eq!(client.query_one(refused, &[]).await.expect("workers").get::<_, i64>(0), 1, "the refusal was reported");
     let orders = "select string_agg(status, ' ' order by id) from orders";
     assert_eq!(client.query_one(orders, &[]).await.expect("orders").get::<_, String>(0), "paid new paid");
 }

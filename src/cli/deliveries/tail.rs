@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::cli::global::Global;
 use crate::cli::output::{self, Output, plain};
 use crate::cli::{Exit, deliveries::consumer_id};
-use crate::model::consumer::parse_duration;
+use crate::model::duration;
 use crate::store::inspect::deliveries::{self, Happening};
 
 #[derive(clap::Args, Debug)]
@@ -25,7 +25,7 @@ pub struct Args {
 const EVERY: Duration = Duration::from_millis(500);
 
 fn duration(text: &str) -> Result<Duration, String> {
-    parse_duration(text).ok_or_else(|| "a number and a unit: 10s, 5m, 2h".into())
+    duration::parse(text).ok_or_else(|| "a number and a unit: 10s, 5m, 2h".into())
 }
 
 pub async fn run(global: &Global, args: Args) -> anyhow::Result<Exit> {

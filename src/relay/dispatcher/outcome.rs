@@ -23,8 +23,15 @@ impl State {
         self.gate.leave(class);
         let (delivery, outcome) = match ended {
             Ended::With { delivery, outcome } => (delivery, outcome),
+            Ended::Before(delivery) => {
+                self.free(&delivery);
+                self.gate.withdrawn(Instant::now());
+                // Its flight need not wait for it.
+                let (verdict, durability) = (Verdict::Known, Durability::Lazy);
+                return self.settle(Settlement { delivery, verdict, end: None, durability });
+            }
             Ended::NotStarted(delivery) => {
-                // Its shard is lost, or it has ended elsewhere: dropped, and its key is free.
+                // Its shard is lost: dropped, and its key is free.
                 self.free(&delivery);
                 self.gate.withdrawn(Instant::now());
                 return;

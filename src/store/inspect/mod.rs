@@ -7,6 +7,7 @@ pub mod backlog;
 pub mod deliveries;
 pub mod effect;
 pub mod installation;
+pub mod leases;
 pub mod status;
 pub mod task;
 pub mod unread;

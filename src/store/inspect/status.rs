@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use tokio_postgres::{Client, GenericClient, IsolationLevel, Transaction};
 
+use super::leases::{self, Leases};
 use super::unread;
 use crate::model::key::ConsumerId;
 use crate::store::consumers;
@@ -16,6 +17,7 @@ pub struct Status {
     pub edges: Vec<Edge>,
     pub flights: OpenFlights,
     pub alarms: Vec<Alarm>,
+    pub leases: Leases,
     pub relays: Vec<Relay>,
     pub workers: Vec<Worker>,
     pub shards: Vec<Shard>,
@@ -92,6 +94,8 @@ pub struct Worker {
     pub age_seconds: f64,
     /// Tasks it holds whose lease has expired.
     pub expired_leases: i64,
+    /// Its completions that were refused because the lease was lost, as it said itself.
+    pub refused: i64,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -114,10 +118,15 @@ impl Edge {
         self.waiting.values().sum::<i64>() + self.lagging_at_most + self.unread
     }
 
+    /// What waits and would go by itself: neither an operator nor the time of a scheduled one stands in its way.
+    pub fn moving(&self) -> i64 {
+        let stuck = self.waiting_of("dead") + self.waiting_of("in_doubt") + self.waiting_of("scheduled");
+        self.waiting_total() - stuck
+    }
+
     /// Seconds until nothing waits, at the last minute's rate; none where nothing was settled in it.
     pub fn eta_seconds(&self) -> Option<f64> {
-        let stuck = self.waiting_of("dead") + self.waiting_of("in_doubt") + self.waiting_of("scheduled");
-        let moving = self.waiting_total() - stuck;
+        let moving = self.moving();
         (moving > 0 && self.settled_last_minute > 0).then(|| moving as f64 * 60.0 / self.settled_last_minute as f64)
     }
 }
@@ -130,6 +139,7 @@ pub async fn load(client: &mut Client) -> Result<Status> {
         edges: edges(&tx).await?,
         flights: flights(&tx).await?,
         alarms: alarms(&tx).await?,
+        leases: leases::load(&tx).await?,
         relays: relays(&tx).await?,
         workers: workers(&tx).await?,
         shards: shards(&tx).await?,
@@ -360,7 +370,7 @@ async fn workers(tx: &Transaction<'_>) -> Result<Vec<Worker>> {
                  select owner, count(*) as n from fencepost.tasks
                  where status = 'running' and lease_expires_at < now() group by owner
              )
-             select w.owner, w.tick, w.token, extract(epoch from clock_timestamp() - w.at)::float8, coalesce(x.n, 0)
+             select w.owner, w.tick, w.token, extract(epoch from clock_timestamp() - w.at)::float8, coalesce(x.n, 0), w.refused
              from fencepost.workers w left join expired x using (owner)
              where w.at > clock_timestamp() - interval '1 day' or x.n > 0
              order by w.at desc limit 100",
@@ -375,6 +385,7 @@ async fn workers(tx: &Transaction<'_>) -> Result<Vec<Worker>> {
             token: row.get(2),
             age_seconds: row.get(3),
             expired_leases: row.get(4),
+            refused: row.get(5),
         })
         .collect())
 }

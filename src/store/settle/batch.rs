@@ -155,6 +155,8 @@ pub enum Durability {
 #[derive(Default, Debug)]
 pub struct Written {
     pub refused: Refused,
+    /// Deliveries whose attempt was not started because a fact says already how they ended.
+    pub ended: Vec<DeliveryId>,
     pub early: Early,
 }
 
@@ -166,7 +168,7 @@ pub enum Early {
     Some,
 }
 
-/// The claims of a batch that were refused, because the shard has another owner or, for a start, a fact was there already.
+/// The claims of a batch that were refused, because the shard has another owner.
 #[derive(Default, Debug)]
 pub struct Refused {
     pub parks: Vec<DeliveryId>,

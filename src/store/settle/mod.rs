@@ -57,7 +57,7 @@ pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<
     let facts = session.prepared(&facts_sql(Known::Perhaps)).await?;
     let tx = session.client_mut().transaction().await?;
     tx.batch_execute(&format!("set local synchronous_commit = {level}")).await?;
-    let mut refused = Refused::default();
+    let (mut refused, mut ended) = (Refused::default(), Vec::new());
     if !batch.parks.is_empty() {
         refused.parks = parks(&tx, &batch.parks).await?;
     }
@@ -68,7 +68,8 @@ pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<
         advances(&tx, &batch.advances).await?;
     }
     if !batch.starts.is_empty() {
-        refused.starts = starts(&tx, &batch.starts, relay).await?;
+        let started = starts(&tx, &batch.starts, relay).await?;
+        (refused.starts, ended) = (started.refused, started.ended);
     }
     if !batch.ends.is_empty() {
         ends(&tx, &batch.ends, relay).await?;
@@ -87,7 +88,7 @@ pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<
         true => Early::None,
         false => drop_settled(session.client(), &overtaken).await?,
     };
-    Ok(Written { refused, early })
+    Ok(Written { refused, ended, early })
 }
 
 /// Removes the parked rows of deliveries that have a fact, and says whether a word waits for any of them. A row and a word

@@ -1,5 +1,6 @@
 //! A way that is shut is named at once: by readiness, by the gauge and by `status`, before it has lasted for an alarm.
 
+use fencepost::demo::embedded::guardian::Signal;
 use fencepost::demo::embedded::rabbitmq::PrivateRabbitmq;
 use serde_json::Value;
 
@@ -37,6 +38,28 @@ async fn open(address: &str) {
         readiness(address).await["shut_edges"].as_object().unwrap().is_empty().then_some(())
     })
     .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_alarm_of_a_relay_that_is_gone_is_resolved_by_one_that_lives() {
+    let amqp = AmqpRig::new(WITHOUT_REPLIES).await;
+    let standing = async || amqp.alarms("edge_shut").await;
+    // Two relays find the broker, one of which is to have no broker to find.
+    let mut living = amqp.relay().await;
+    let named = endpoints(&mut living).await;
+    open(&named).await;
+    amqp.configure("amqp://guest:guest@127.0.0.1:1/%2f", WITHOUT_REPLIES);
+    for end in [Signal::Kill, Signal::Term] {
+        let mut blind = amqp.rig.relay_with(&[]);
+        eventually("an alarm", async || (standing().await == 1).then_some(())).await;
+        // The one that lives says nothing of it while the other may be right.
+        assert_eq!(readiness(&named).await["shut_edges"], serde_json::json!({}));
+        assert_eq!(standing().await, 1);
+        blind.signal(end);
+        blind.ended().await;
+        eventually("no alarm", async || (standing().await == 0).then_some(())).await;
+    }
+    assert!(living.log().contains("only relays that are gone called these edges shut"), "{}", living.log());
 }
 
 /// All that tells of the way says that it is shut, and no alarm was needed for it.

@@ -94,6 +94,41 @@ async fn metrics_tell_what_the_database_knows() {
 }
 
 #[tokio::test]
+async fn metrics_tell_stuck_tasks_and_lost_leases() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    client
+        .batch_execute(
+            "select fencepost.submit_task('charge') from generate_series(1, 3);
+             select fencepost.submit_task('mail');
+             select fencepost.claim_tasks('w1', array['charge'], 3, lease => '1 microsecond');
+             select fencepost.claim_tasks('w1', array['mail'], 1, lease => '1 hour');
+             select fencepost.claim_tasks('w2', array['charge'], 1, lease => '1 hour');
+             select fencepost.worker_failed('w1', true);
+             select fencepost.worker_failed('w1')",
+        )
+        .await
+        .unwrap();
+    let relay = Running::start(&db, "").await;
+    relay.readiness(200).await;
+    let (_, text) = relay.get("/metrics").await;
+    for line in [
+        "# TYPE fencepost_tasks_stuck gauge",
+        "fencepost_tasks_stuck{kind=\"charge\"} 2",
+        "fencepost_tasks_stuck{kind=\"mail\"} 0",
+        "fencepost_tasks_running{kind=\"charge\"} 1",
+        "fencepost_tasks_running{kind=\"mail\"} 1",
+        "# TYPE fencepost_leases_lost_total counter",
+        "fencepost_leases_lost_total 1",
+        "fencepost_completions_refused_total 1",
+    ] {
+        assert!(text.lines().any(|seen| seen == line), "{line} is missing in {text}");
+    }
+    let oldest = text.lines().find_map(|line| line.strip_prefix("fencepost_oldest_stuck_task_seconds ")).unwrap();
+    assert!(oldest.parse::<f64>().unwrap() > 0.0, "{oldest}");
+}
+
+#[tokio::test]
 async fn without_its_database_a_relay_is_alive_but_not_ready() {
     let db = TestDb::new().await;
     let relay = Running::start(&db, "").await;

@@ -46,9 +46,21 @@ async fn without_a_database_the_answer_is_2() {
 #[tokio::test]
 async fn an_unreachable_database_is_1_and_says_so() {
     let url = "postgresql://u:hunter2@127.0.0.1:1/x";
-    let (code, _, err) = process::run(&["status"], &[("DATABASE_URL", url)]).await;
-    assert_eq!(code, 1);
-    assert!(err.contains("cannot reach the database") && err.contains("refused") && !err.contains("hunter2"), "{err}");
+    for command in [&["status"][..], &["migrate"], &["wait", "--until-drained", "--timeout", "1ms"]] {
+        let (code, out, err) = process::run(command, &[("DATABASE_URL", url)]).await;
+        let said = out + &err;
+        assert_eq!(code, 1, "{command:?}: {said}");
+        assert!(
+            said.contains("127.0.0.1:1") && said.contains("refused") && !said.contains("hunter2"),
+            "{command:?}: {said}"
+        );
+    }
+    let (_, _, err) = process::run(&["status"], &[("DATABASE_URL", url)]).await;
+    assert!(err.contains("cannot reach the database"), "{err}");
+    let mut relay = process::Process::start(&["run"], &[("DATABASE_URL", url)]);
+    let line = relay.says("the database is").await;
+    assert!(line.contains("127.0.0.1:1") && !relay.log().contains("hunter2"), "{}", relay.log());
+    relay.kill().await;
 }
 
 #[tokio::test]
@@ -86,11 +98,7 @@ async fn check_names_the_rights_a_relay_lacks() {
         ))
         .await
         .unwrap();
-    let mut url = url::Url::parse(db.url()).unwrap();
-    let others = url.query_pairs().filter(|(key, _)| key != "user").map(|(k, v)| (k.into_owned(), v.into_owned()));
-    let others: Vec<(String, String)> = others.collect();
-    url.query_pairs_mut().clear().extend_pairs(others).append_pair("user", &role);
-    let url = url.to_string();
+    let url = db.url_as(&role);
     let (code, out, err) = process::run(&["check"], &[("DATABASE_URL", &url)]).await;
     assert_eq!(code, 1, "{out}{err}");
     assert!(out.contains(&format!("fencepost grant {role} --as relay")), "{out}");

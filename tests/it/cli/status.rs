@@ -1,6 +1,12 @@
 //! `fencepost status`.
 
+use std::time::Duration;
+
+use fencepost::producer::{self, Effect, ErrorKind, NewTask, Payload, Worker};
+use serde_json::json as value;
+
 use super::{NOTHING, fencepost, json, with_consumers};
+use crate::support::eventually;
 
 #[tokio::test]
 async fn status_counts_what_waits_without_any_relay() {
@@ -111,4 +117,104 @@ async fn an_alarm_stands_until_it_is_resolved_and_comes_back_if_raised_again() {
     assert_eq!(fencepost(&db, NOTHING, &["status"]).await.0, 0);
     client.batch_execute(raise).await.unwrap();
     assert_eq!(fencepost(&db, NOTHING, &["status"]).await.0, 1);
+}
+
+#[tokio::test]
+async fn status_tells_stuck_tasks_and_lost_leases() {
+    let db = with_consumers(&["a"]).await;
+    let mut client = db.client().await;
+    for (kind, count) in [("charge", 3), ("mail", 1)] {
+        for n in 0..count {
+            producer::submit(&client, &NewTask::new(kind, value!({ "n": n }))).await.unwrap();
+        }
+    }
+    let hasty = Worker::new("hasty").kinds(&["charge"]).lease(Duration::from_millis(1));
+    let leases = hasty.claim(&client, 3).await.unwrap();
+    Worker::new("calm").kinds(&["mail"]).claim(&client, 1).await.unwrap();
+    let stuck = eventually("three are stuck", async || {
+        let status = json(&db, NOTHING, 0, &["status"]).await;
+        (status["leases"]["kinds"][0]["stuck"] == 3).then_some(status)
+    })
+    .await;
+    let kinds = &stuck["leases"]["kinds"];
+    assert_eq!((&kinds[0]["kind"], &kinds[0]["running"]), (&value!("charge"), &value!(0)), "{kinds}");
+    assert!(kinds[0]["oldest_stuck_seconds"].as_f64().unwrap() > 0.0, "{kinds}");
+    let mail = value!({"kind": "mail", "running": 1, "stuck": 0, "oldest_stuck_seconds": null});
+    assert_eq!(kinds[1], mail);
+    assert!(stuck["notices"][0].as_str().unwrap().contains("3 tasks of kind charge are stuck"), "{}", stuck["notices"]);
+
+    // Two are taken over; of those who lost them one finds out, and says so after its transaction was rolled back.
+    assert_eq!(Worker::new("careful").claim(&client, 2).await.unwrap().len(), 2);
+    let mut lost = Vec::new();
+    for lease in &leases {
+        let tx = client.transaction().await.unwrap();
+        match lease.complete(&tx, &[Effect::to("a", Payload::Text("x".into()))], None).await {
+            Ok(_) => tx.rollback().await.unwrap(),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::LeaseLost);
+                lost.push(lease);
+                tx.rollback().await.unwrap();
+            }
+        }
+    }
+    assert_eq!(lost.len(), 2);
+    hasty.report_lease_lost(&client).await.unwrap();
+    hasty.report_failure(&client).await.unwrap();
+    let status = json(&db, NOTHING, 0, &["status"]).await;
+    let leases = &status["leases"];
+    assert_eq!((&leases["lost"], &leases["lost_last_hour"], &leases["refused"]), (&value!(2), &value!(2), &value!(1)));
+    assert_eq!(leases["kinds"][0]["stuck"], 1);
+    let of_hasty = status["workers"].as_array().unwrap().iter().find(|worker| worker["owner"] == "hasty").unwrap();
+    assert_eq!((&of_hasty["refused"], &of_hasty["token"]), (&value!(1), &value!("failed")));
+    let (code, out, _) = fencepost(&db, NOTHING, &["status"]).await;
+    assert_eq!(code, 0, "nobody is needed yet: {out}");
+    assert!(out.contains("leases lost: 2, 2 of them in the last hour; completions refused for it: 1"), "{out}");
+    assert!(out.contains("1 tasks of kind charge are stuck"), "{out}");
+}
+
+#[tokio::test]
+async fn status_says_that_deliveries_wait_and_no_relay_runs() {
+    let db = with_consumers(&["a"]).await;
+    let client = db.client().await;
+    let quiet = json(&db, NOTHING, 0, &["status"]).await;
+    assert_eq!((&quiet["notices"], &quiet["findings"]), (&value!([]), &value!([])), "nothing waits");
+
+    // For less than three leases it is a start like any other; after that somebody must see to it.
+    client.batch_execute("select fencepost.emit('[{\"consumer\": \"a\", \"payload\": 1}]', 'now')").await.unwrap();
+    let status = json(&db, NOTHING, 0, &["status"]).await;
+    let notice = status["notices"][0].as_str().unwrap();
+    assert!(notice.starts_with("no relay runs (none has run here yet), and deliveries wait: 1, "), "{notice}");
+    let (_, out, _) = fencepost(&db, NOTHING, &["status"]).await;
+    assert!(
+        out.contains(notice.split(", the oldest").next().unwrap()) && out.contains("nothing needs a person"),
+        "{out}"
+    );
+
+    client
+        .batch_execute(
+            "insert into fencepost.effects (committed_at, lease_epoch, position, size, shard, targets, task_id, content_type, ordering_key, sha256, payload)
+             select clock_timestamp() - interval '1 hour', 1, 1, size, shard, targets, 'old', content_type, 'old', sha256, payload
+             from fencepost.effects",
+        )
+        .await
+        .unwrap();
+    let status = json(&db, NOTHING, 1, &["status"]).await;
+    let finding = status["findings"][0].as_str().unwrap();
+    assert!(finding.contains("deliveries wait: 2, the oldest for 1h00m; start one: fencepost run"), "{finding}");
+
+    let ticked = async |ago: &str, stopped: bool, code: i32| {
+        let sql = format!(
+            "truncate fencepost.relays;
+             insert into fencepost.relays (relay, name, version, token, at, stopped_at)
+             select gen_random_uuid(), 'r', '1', 'idle', t, case when {stopped} then t end from (select clock_timestamp() - interval '{ago}') m (t)"
+        );
+        client.batch_execute(&sql).await.unwrap();
+        let status = json(&db, NOTHING, code, &["status"]).await;
+        (status["notices"].to_string(), status["findings"].to_string())
+    };
+    assert_eq!(ticked("1 second", false, 0).await, ("[]".into(), "[]".into()), "one runs");
+    let (notices, findings) = ticked("1 second", true, 0).await;
+    assert!(notices.contains("no relay runs (the last ticked 1s ago)") && findings == "[]", "{notices} {findings}");
+    let (notices, findings) = ticked("1 hour", true, 1).await;
+    assert!(findings.contains("no relay runs (the last ticked 1h00m ago)") && notices == "[]", "{notices} {findings}");
 }

@@ -2,6 +2,7 @@
 //! Counts and conditions decide, never how long something took.
 
 mod claims;
+mod clogged;
 mod fairness;
 mod lag;
 mod neighbours;

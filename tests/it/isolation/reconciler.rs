@@ -8,7 +8,7 @@ use crate::support::db::TestDb;
 use crate::support::receiver::Receiver;
 
 /// The next flight of each shard over everything that is new there, closed as if all had been delivered.
-const CLOSED_OVER: &str = "
+pub(super) const CLOSED_OVER: &str = "
 insert into fencepost.flights (shard, seq, epoch, base, target, first_id, last_id, token, closed_at, deliveries)
 select f.shard, f.seq + 1, f.epoch, f.target, pg_current_snapshot(), e.first_id, e.last_id, 'done', clock_timestamp(), e.effects
 from (select distinct on (shard) shard, seq, epoch, target from fencepost.flights order by shard, seq desc) f

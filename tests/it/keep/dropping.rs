@@ -7,13 +7,11 @@ use fencepost::store::parking::{self, Room};
 use fencepost::store::segments::{self, Link, Parent, Step};
 use fencepost::store::{flights, retention};
 
-use super::{Reading, Rounds, emit, ids, keep_for, segments, two_consumers};
+use super::{Reading, Rounds, WIDTH, emit, ids, keep_for, segments, two_consumers};
 use crate::support::db::TestDb;
 use crate::support::eventually;
 use crate::support::receiver::Receiver;
 use crate::truth::rig::Rig;
-
-const WIDTH: i64 = 1 << 36;
 
 async fn due(client: &tokio_postgres::Client) -> Vec<(i64, i32)> {
     let rooms: Vec<Room> = (0..8)

@@ -1,5 +1,7 @@
 //! Rows that expire: each table bounded, and nothing gone that is needed.
 
+use fencepost::store::inspect::leases;
+
 use super::{Rounds, emit, ids, keep_for, two_consumers};
 use crate::support::db::TestDb;
 
@@ -54,4 +56,31 @@ async fn old_rows_go_and_what_is_needed_stays() {
     assert_eq!(text("select name from fencepost.relays").await, ["new"]);
     assert_eq!(text("select owner from fencepost.workers").await, ["new"]);
     assert_eq!(ids(&c, "select id from fencepost.orphan_acks").await, [2]);
+}
+
+#[tokio::test]
+async fn what_is_counted_for_ever_does_not_fall_when_its_rows_go() {
+    let db = TestDb::new().await;
+    let mut c = db.client().await;
+    keep_for(&c, "1 day", "1 day").await;
+    c.batch_execute(
+        "insert into fencepost.task_epochs (task_id, lease_epoch, token, ended_at)
+         select 't', n, case when n <= 3 then 'lost' else 'released' end, clock_timestamp() - interval '1 day' * (n % 3) * 2
+         from generate_series(1, 9) n;
+         insert into fencepost.workers (owner, token, refused, at)
+         values ('old', 'failed', 4, clock_timestamp() - interval '2 days'), ('new', 'failed', 5, clock_timestamp())",
+    )
+    .await
+    .unwrap();
+    let mut rounds = Rounds::new(&db).await;
+    for _ in 0..3 {
+        let tx = c.build_transaction().read_only(true).start().await.unwrap();
+        let leases = leases::load(&tx).await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!((leases.lost, leases.refused), (3, 9));
+        rounds.round().await;
+    }
+    let left =
+        "select (select count(*) from fencepost.task_epochs) union all select (select count(*) from fencepost.workers)";
+    assert_eq!(ids(&c, left).await, [3, 1], "rows did go");
 }

@@ -1,5 +1,5 @@
-//! Histories that were rewound or copied, with real servers: a standby promoted without the last transactions, a dump
-//! restored elsewhere, and what an operator says where nothing shows it.
+//! Histories that were rewound or copied, with real servers: a standby promoted without the last transactions, a database
+//! set back to a moment, a dump restored elsewhere, and what an operator says where nothing shows it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,6 +10,7 @@ use fencepost::store::schema;
 use serde_json::json;
 use tokio_postgres::{Client, NoTls};
 
+use crate::support::copies::Backup;
 use crate::support::db::TestDb;
 use crate::support::eventually;
 use crate::support::process::{self, Process};
@@ -173,6 +174,82 @@ async fn a_standby_promoted_without_the_last_transactions_loses_no_effect_it_has
         0,
         "positions stay valid"
     );
+    relay.kill().await;
+}
+
+#[tokio::test]
+async fn a_database_set_back_to_a_moment_loses_no_effect_it_has_and_gives_no_epoch_out_twice() {
+    let (mut primary, c) = migrated().await;
+    drop(c);
+    let backup = Backup::of(&mut primary).await;
+    let url = primary.url("x");
+    let c = connect(&url).await;
+    let setting = Setting::new().await;
+    let mut relay = setting.relay(&url);
+    relay.says("shard taken shard=7 ").await;
+    for n in 0..20 {
+        emit(&c, &format!("safe-{n}"), "a").await;
+    }
+    counts(&c, APPLIED, 20).await;
+    counts(&c, "select count(*) from fencepost.flights where token is null", 0).await;
+    c.batch_execute("select fencepost.submit_task('k', '{}', 'work')").await.unwrap();
+    // On their way when the moment comes, and when everything ends.
+    let gate = Gate::shut();
+    let late = Script::answer(200).ack("applied").behind(&gate);
+    let slow = |key: &str| ["going", "stalled"].iter().any(|label| key.starts_with(label));
+    setting.receiver.choose(move |request| slow(&request.key()).then(|| late.clone()));
+    for n in 0..8 {
+        emit(&c, &format!("going-{n}"), "a").await;
+    }
+    setting.receiver.wait_until(28).await;
+
+    // The moment. Of what follows nobody but the consumer will know.
+    c.batch_execute("select pg_create_restore_point('the moment')").await.unwrap();
+    let claim = "select lease_epoch from fencepost.claim_tasks('w', task_ids => array['work'])";
+    assert_eq!(count(&c, claim).await, 1, "an epoch that will be forgotten");
+    for n in 0..60 {
+        emit(&c, &format!("lost-{n}"), "a").await;
+    }
+    counts(&c, APPLIED, 80).await;
+    for n in 0..8 {
+        emit(&c, &format!("stalled-{n}"), "a").await;
+    }
+    setting.receiver.wait_until(96).await;
+    let lost_ids = count(&c, "select max(id) from fencepost.effects").await;
+    backup.holds_all().await;
+    primary.stop_immediate().await.unwrap();
+    let _recovered = backup.recover_to("the moment").await;
+
+    let s = connect(&url).await;
+    assert_eq!(count(&s, APPLIED).await, 20);
+    assert_eq!(count(&s, "select count(*) from fencepost.effects").await, 28, "nothing of what followed the moment");
+    for n in 0..100 {
+        emit(&s, &format!("new-{n}"), "a").await;
+    }
+    let again = format!("select count(*) from fencepost.effects where task_id like 'new-%' and id <= {lost_ids}");
+    assert!(count(&s, &again).await > 0, "ids of lost effects were drawn again");
+    gate.open();
+
+    // It is said, and what was in memory says nothing of what has its ids now.
+    relay.says("the database is on another server, timeline or copy than before").await;
+    relay.says("all that was in memory is dropped").await;
+    counts(&s, APPLIED, 20 + 8 + 100).await;
+    for (label, many) in [("going", 8), ("new", 100)] {
+        for n in 0..many {
+            assert!(setting.seen(&format!("{label}-{n}:1")) >= 1, "{label}-{n} never arrived");
+        }
+    }
+    for n in 0..20 {
+        assert_eq!(setting.seen(&format!("safe-{n}:1")), 1, "positions stay valid: safe-{n} is not read again");
+    }
+    counts(&s, "select count(*) from fencepost.flights where token is null", 0).await;
+    assert_eq!(count(&s, "select count(*) from fencepost.flights where token = 'rebase'").await, 0);
+    assert_eq!(count(&s, "select count(*) from fencepost.parked").await, 0);
+    assert_eq!(count(&s, "select count(*) from fencepost.alarms").await, 0);
+    let epoch = count(&s, claim).await;
+    assert!(epoch >= 1 << 20, "epoch {epoch} could have been given out before");
+    let (code, out, err) = process::run(&["audit"], &setting.env(&url)).await;
+    assert_eq!(code, 0, "{out} {err}");
     relay.kill().await;
 }
 

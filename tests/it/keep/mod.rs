@@ -3,9 +3,11 @@
 mod dropping;
 mod expiry;
 mod histories;
+mod rights;
 
 use fencepost::model::key::Shard;
 use fencepost::relay::retention::Retention;
+use fencepost::store::Database;
 use fencepost::store::log::{self, Held, Opener, PageLimits};
 use fencepost::store::retention;
 use fencepost::store::session::Session;
@@ -15,6 +17,9 @@ use tokio_postgres::Client;
 use uuid::Uuid;
 
 use crate::support::db::TestDb;
+
+/// Ids of one segment.
+const WIDTH: i64 = 1 << 36;
 
 /// Consumers `a` and `b`, ids 1 and 2, both subscribed to `both`, which no relay serves.
 async fn two_consumers(client: &Client) {
@@ -47,9 +52,13 @@ struct Rounds {
 
 impl Rounds {
     async fn new(db: &TestDb) -> Self {
-        let session = Session::open(&db.database()).await.unwrap();
-        assert!(retention::lead(&session).await.unwrap(), "nobody else does it");
-        let retention = Retention::new(&session).await.unwrap();
+        Self::over(&db.database()).await
+    }
+
+    /// With the rights that this database's URL gives.
+    async fn over(database: &Database) -> Self {
+        let session = Session::open(database).await.unwrap();
+        let retention = Retention::begin(&session).await.unwrap().expect("nobody else does it");
         Self { session, retention }
     }
 

@@ -5,6 +5,7 @@ mod clock;
 mod doorbell;
 mod frozen;
 mod gap;
+mod known;
 mod log;
 mod long_transactions;
 mod migrations;

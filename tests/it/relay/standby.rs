@@ -8,9 +8,9 @@ use serde_json::json;
 use tokio_postgres::NoTls;
 
 use super::{Relay, all_landed, all_settled, declare, emit_many};
+use crate::support::copies::Standby;
 use crate::support::eventually;
 use crate::support::receiver::Receiver;
-use crate::support::standby::Standby;
 
 #[tokio::test]
 async fn a_standby_is_refused_until_it_is_promoted() {

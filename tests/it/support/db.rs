@@ -52,6 +52,15 @@ impl TestDb {
         &self.url
     }
 
+    /// The URL as another role, which must exist and may log in.
+    pub fn url_as(&self, role: &str) -> String {
+        let mut url = url::Url::parse(&self.url).expect("a url");
+        let others = url.query_pairs().filter(|(key, _)| key != "user").map(|(k, v)| (k.into_owned(), v.into_owned()));
+        let others: Vec<(String, String)> = others.collect();
+        url.query_pairs_mut().clear().extend_pairs(others).append_pair("user", role);
+        url.into()
+    }
+
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod broker;
+pub mod copies;
 pub mod db;
 pub mod faketime;
 pub mod fault_proxy;
@@ -12,7 +13,6 @@ pub mod postgres_proxy;
 pub mod process;
 pub mod receiver;
 pub mod script;
-pub mod standby;
 pub mod tls;
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,7 @@
 //! `fencepost status`: the installation at one glance; exit code 1 when something needs a person.
 
+mod findings;
+
 use std::time::Duration;
 
 use serde::Serialize;
@@ -10,12 +12,10 @@ use super::alarms;
 use super::consumers::contract;
 use super::global::Global;
 use super::output::{self, Table, or_dash, span};
-use crate::model::consumer::{ConsumerEntry, parse_duration};
-use crate::model::token::Waiting;
+use crate::model::consumer::ConsumerEntry;
+use crate::model::duration;
+use crate::store::inspect::leases::Leases;
 use crate::store::inspect::status::{self, Edge, Relay, Shard, Status, Worker};
-
-/// The lease workers claim tasks with where they say nothing else (contract, section 3).
-const WORKER_LEASE: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -28,7 +28,7 @@ pub struct Args {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    parse_duration(text).filter(|d| !d.is_zero()).ok_or_else(|| "a number and a unit: 500ms, 2s, 1m".into())
+    duration::parse(text).filter(|d| !d.is_zero()).ok_or_else(|| "a number and a unit: 500ms, 2s, 1m".into())
 }
 
 #[derive(Serialize)]
@@ -37,6 +37,8 @@ struct Report {
     status: Status,
     /// What needs a person, in words; empty when all is well.
     findings: Vec<String>,
+    /// What waits for somebody who is not there: tasks that are stuck, deliveries while no relay runs.
+    notices: Vec<String>,
 }
 
 pub async fn run(global: &Global, args: Args) -> anyhow::Result<Exit> {
@@ -59,39 +61,8 @@ pub async fn run(global: &Global, args: Args) -> anyhow::Result<Exit> {
 
 async fn load(client: &mut Client, lease: Duration) -> anyhow::Result<Report> {
     let status = status::load(client).await?;
-    let findings = findings(&status, lease);
-    Ok(Report { status, findings })
-}
-
-/// What needs a person: dead, in doubt, an alarm, a tick older than three leases.
-fn findings(status: &Status, lease: Duration) -> Vec<String> {
-    let mut found = Vec::new();
-    for edge in &status.edges {
-        for (token, meaning) in [(Waiting::Dead, "dead"), (Waiting::InDoubt, "in doubt")] {
-            let count = edge.waiting_of(token.as_str());
-            if count > 0 {
-                let remedy = format!("fencepost deliveries list --consumer {} --token {token}", edge.name);
-                found.push(format!("{}: {count} {meaning} ({remedy})", edge.name));
-            }
-        }
-    }
-    for alarm in &status.alarms {
-        found.push(format!("alarm {} {}: {} (fencepost alarms resolve)", alarm.name, alarm.object, alarm.detail));
-    }
-    let silent = |age: f64, lease: Duration| age > 3.0 * lease.as_secs_f64();
-    for Relay { name, relay, age_seconds, .. } in
-        status.relays.iter().filter(|r| !r.stopped && silent(r.age_seconds, lease))
-    {
-        found.push(format!("relay {name} ({relay}) has not ticked for {}", span(*age_seconds)));
-    }
-    // A worker that went away idle is no finding; one that still holds tasks is.
-    for Worker { owner, age_seconds, expired_leases, .. } in
-        status.workers.iter().filter(|w| w.expired_leases > 0 && silent(w.age_seconds, WORKER_LEASE))
-    {
-        found
-            .push(format!("worker {owner} has not ticked for {} and holds {expired_leases} tasks", span(*age_seconds)));
-    }
-    found
+    let (findings, notices) = (findings::findings(&status, lease), findings::notices(&status, lease));
+    Ok(Report { status, findings, notices })
 }
 
 fn render(report: &Report) -> String {
@@ -107,6 +78,7 @@ fn render(report: &Report) -> String {
     }
     for section in [
         alarms::table(&status.alarms).render(""),
+        leases(&status.leases),
         relays(&status.relays),
         workers(&status.workers),
         shards(&status.shards),
@@ -114,6 +86,10 @@ fn render(report: &Report) -> String {
         if !section.is_empty() {
             text.push_str(&format!("\n{section}"));
         }
+    }
+    if !report.notices.is_empty() {
+        text.push('\n');
+        report.notices.iter().for_each(|notice| text.push_str(&format!("{}\n", output::plain(notice))));
     }
     match report.findings.as_slice() {
         [] => text.push_str("\nnothing needs a person\n"),
@@ -177,11 +153,31 @@ fn relays(relays: &[Relay]) -> String {
     table.render("no relay has run here: `fencepost run` delivers what waits")
 }
 
+fn leases(leases: &Leases) -> String {
+    let mut table = Table::new(&["task kind", "running", "stuck", "oldest stuck"]);
+    for kind in &leases.kinds {
+        let cells = [kind.kind.clone(), kind.running.to_string(), kind.stuck.to_string()].into_iter();
+        table.row(cells.chain([or_dash(kind.oldest_stuck_seconds.map(span))]));
+    }
+    let mut text = table.render("");
+    if leases.capped {
+        text.push_str("more tasks are running than were looked at\n");
+    }
+    if leases.lost > 0 || leases.refused > 0 {
+        text.push_str(&format!(
+            "leases lost: {}, {} of them in the last hour; completions refused for it: {}\n",
+            leases.lost, leases.lost_last_hour, leases.refused
+        ));
+    }
+    text
+}
+
 fn workers(workers: &[Worker]) -> String {
-    let mut table = Table::new(&["worker", "tick", "token", "last tick", "expired leases"]);
+    let mut table = Table::new(&["worker", "tick", "token", "last tick", "expired leases", "refused"]);
     for w in workers {
         let last = format!("{} ago", span(w.age_seconds));
-        table.row([w.owner.clone(), w.tick.to_string(), w.token.clone(), last, w.expired_leases.to_string()]);
+        let counts = [w.expired_leases, w.refused].map(|count| count.to_string());
+        table.row([w.owner.clone(), w.tick.to_string(), w.token.clone(), last].into_iter().chain(counts));
     }
     table.render("")
 }
