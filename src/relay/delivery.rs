@@ -26,6 +26,7 @@ pub struct Delivery {
     pub since: Instant,
     /// Shows its lane that it is not settled yet.
     pub lane: Option<Arc<()>>,
+    pub share: Share,
 }
 
 /// Where a delivery came from decides what its first byte needs: an open flight, or a start row of its own.
@@ -42,8 +43,6 @@ pub struct Flight {
     /// A page's last flight.
     pub seq: FlightSeq,
     pub outstanding: AtomicUsize,
-    /// Given back when the last delivery of the flight is gone.
-    pub bytes: Charge,
     /// `None` for a page.
     pub place: Option<InAir>,
 }
@@ -83,11 +82,22 @@ struct BudgetInner {
 
 /// Bytes taken from a [`ByteBudget`].
 #[derive(Debug)]
-pub struct Charge {
+struct Charge {
     budget: ByteBudget,
     bytes: u64,
     deliveries: usize,
 }
+
+/// What a delivery holds of a [`ByteBudget`], given back when it is settled: its own place, and with the others of its effect
+/// the bytes. So one consumer that does not answer keeps what is its own, and not the flights of all.
+#[derive(Debug, Default)]
+pub struct Share {
+    _own: Option<Charge>,
+    _effect: Option<Arc<Charge>>,
+}
+
+/// What a delivery takes up beside its payload, in bytes.
+const OVERHEAD: u64 = 512;
 
 impl Delivery {
     pub fn id(&self) -> DeliveryId {
@@ -152,8 +162,28 @@ impl ByteBudget {
         self.inner.limit.saturating_sub(self.inner.used.load(Ordering::Acquire))
     }
 
-    /// Takes what was read already: one large effect may go over the limit, never two readings.
-    pub fn charge(&self, bytes: u64, deliveries: usize) -> Charge {
+    /// Whether so much is left that reading again is worth it: small change would be read in small pages.
+    pub fn has_room(&self) -> bool {
+        self.room() >= self.inner.limit.div_ceil(4)
+    }
+
+    /// The shares of an effect that was read already: one large effect may go over the limit, never two readings.
+    pub fn shares(&self, effect: &Effect, deliveries: usize) -> Vec<Share> {
+        let bytes = effect.payload.len() as u64 + OVERHEAD;
+        if deliveries == 1 {
+            return vec![Share { _own: Some(self.charge(bytes, 1)), _effect: None }];
+        }
+        let effect = Arc::new(self.charge(bytes, 0));
+        let share = || Share { _own: Some(self.charge(0, 1)), _effect: Some(Arc::clone(&effect)) };
+        (0..deliveries).map(|_| share()).collect()
+    }
+
+    /// The share of a delivery whose place is bounded otherwise.
+    pub fn bytes_of(&self, effect: &Effect) -> Share {
+        Share { _own: Some(self.charge(effect.payload.len() as u64 + OVERHEAD, 0)), _effect: None }
+    }
+
+    fn charge(&self, bytes: u64, deliveries: usize) -> Charge {
         self.inner.used.fetch_add(bytes, Ordering::AcqRel);
         self.inner.deliveries.fetch_add(deliveries, Ordering::AcqRel);
         Charge { budget: self.clone(), bytes, deliveries }
@@ -164,7 +194,7 @@ impl ByteBudget {
         self.inner.freed.notified().await;
     }
 
-    /// Deliveries of flights that have not landed.
+    /// Deliveries that were read and are not settled.
     pub fn deliveries(&self) -> usize {
         self.inner.deliveries.load(Ordering::Acquire)
     }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, EffectKey, FlightSeq, LeaseEpoch, Shard, ShardEpoch, TaskId};
-use crate::relay::delivery::{ByteBudget, Flight, FlightKind, Hand};
+use crate::relay::delivery::{Flight, FlightKind, Hand, Share};
 use crate::relay::lease::{LeaseHold, ShardLease};
 use crate::store::parking::Trouble;
 use crate::store::settle::DeliveryId;
@@ -42,6 +42,7 @@ fn delivery(id: i64, key: &str, origin: Origin) -> Delivery {
         origin,
         since: Instant::now(),
         lane: None,
+        share: Share::default(),
     }
 }
 
@@ -50,8 +51,7 @@ fn fresh(id: i64, key: &str) -> Delivery {
 }
 
 fn of_flight(id: i64, key: &str, kind: FlightKind, seq: i64) -> Delivery {
-    let bytes = ByteBudget::new(1).charge(0, 1);
-    let flight = Flight { kind, seq: FlightSeq(seq), outstanding: AtomicUsize::new(1), bytes, place: None };
+    let flight = Flight { kind, seq: FlightSeq(seq), outstanding: AtomicUsize::new(1), place: None };
     delivery(id, key, Origin::Flight(Arc::new(flight)))
 }
 

@@ -9,7 +9,7 @@ use deadpool_postgres::Pool;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::delivery::{ByteBudget, Delivery, Flight, FlightKind, Hand, Origin};
+use super::delivery::{ByteBudget, Delivery, Flight, FlightKind, Hand, Origin, Share};
 use super::dispatcher::{Command, Dispatcher};
 use super::doorbell::Doorbell;
 use super::lease::LeaseHold;
@@ -128,15 +128,14 @@ impl Loader {
         if count == 0 {
             self.settler.advance_empty(AdvanceRow { lane, up_to: page.up_to });
         }
-        let bytes: usize = page.effects.iter().map(|read| read.effect.payload.len() + 512).sum();
         let flight = Arc::new(Flight {
             kind: FlightKind::Page,
             seq: page.up_to,
             outstanding: AtomicUsize::new(count),
-            bytes: self.budget.charge(bytes as u64, 0),
             place: None,
         });
         let delivery = |read: ReadEffect| Delivery {
+            share: self.budget.bytes_of(&read.effect),
             effect: Arc::new(read.effect),
             consumer: lane.consumer,
             lease: LeaseHold::of(&lease),
@@ -163,6 +162,7 @@ impl Loader {
             origin: Origin::Parked { turn: due.turn, guard },
             since: Instant::now(),
             lane: None,
+            share: Share::default(),
         })
     }
 

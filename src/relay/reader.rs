@@ -162,7 +162,7 @@ impl Reader {
     }
 
     fn has_room(&self) -> bool {
-        self.budget.room() > 0 && self.budget.deliveries() < self.options.flight_deliveries as usize * FLIGHTS_IN_HAND
+        self.budget.has_room() && self.budget.deliveries() < self.options.flight_deliveries as usize * FLIGHTS_IN_HAND
     }
 
     fn alive(&self) -> Vec<Held> {
@@ -251,7 +251,6 @@ impl Reader {
         reading.position = opened.position;
         reading.lease.reached(seq);
         let lease = Arc::clone(&reading.lease);
-        let bytes: usize = opened.effects.iter().map(|read| read.effect.payload.len() + 512).sum();
         let count: usize = opened.effects.iter().map(|read| read.effect.targets.len()).sum();
         metrics::counter!("fencepost_flights_total").increment(1);
         metrics::counter!("fencepost_deliveries_read_total").increment(count as u64);
@@ -259,19 +258,18 @@ impl Reader {
             self.settler.close_empty(CloseRow { shard: lease.shard, seq, epoch: lease.epoch, parks: Vec::new() });
             return 0;
         }
-        let charge = self.budget.charge(bytes as u64, count);
         let flight = Arc::new(Flight {
             kind: FlightKind::Log,
             seq,
             outstanding: AtomicUsize::new(count),
-            bytes: charge,
             place: Some(InAir::of(&lease, seq)),
         });
         let now = Instant::now();
         let (mut due, mut later) = (Vec::with_capacity(count), Vec::new());
         for read in opened.effects {
             let effect = Arc::new(read.effect);
-            for consumer in &effect.targets {
+            let shares = self.budget.shares(&effect, effect.targets.len());
+            for (consumer, share) in effect.targets.iter().zip(shares) {
                 let delivery = Delivery {
                     effect: Arc::clone(&effect),
                     consumer: *consumer,
@@ -281,6 +279,7 @@ impl Reader {
                     origin: Origin::Flight(Arc::clone(&flight)),
                     since: now,
                     lane: None,
+                    share,
                 };
                 match read.due_in {
                     Some(wait) => later.push((delivery, wait)),

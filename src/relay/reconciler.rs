@@ -95,6 +95,9 @@ impl Reconciler {
         let known = std::mem::take(&mut self.adrift);
         for lease in leases {
             let Some((_, reached)) = self.reached.get(&lease.shard) else { continue };
+            if *reached >= lease.newest_flight() {
+                continue;
+            }
             for seq in flights::open_under(client, lease.shard, lease.epoch, *reached).await? {
                 let (flight, in_air) = ((lease.shard, lease.epoch, seq), lease.is_in_air(seq));
                 // Asked afterwards: with a lease everything under it is let go of, and whoever takes the shard sees to it.
