@@ -38,7 +38,7 @@ const MANIFEST_MAX: i64 = 100_000;
 /// While a producer keeps the doorbell from hanging, the relay polls at least this often.
 const POLL_UNARMED: Duration = Duration::from_millis(20);
 /// So many deliveries in one turn come from producers that commit faster than the relay reads.
-const GATHER_FROM: usize = 16;
+const GATHER_FROM: usize = 4;
 /// Flights' worth of deliveries that may be in hand at once.
 const FLIGHTS_IN_HAND: usize = 16;
 

@@ -48,3 +48,24 @@ async fn dead_deaf_and_slow_consumers_delay_nobody_else() {
     let sent: BTreeSet<_> = good.requests().iter().map(|r| (r.header("outbox-consumer"), r.key())).collect();
     assert_eq!((sent.len(), good.requests().len()), (EFFECTS * HEALTHY, EFFECTS * HEALTHY), "each once");
 }
+
+#[tokio::test]
+async fn what_one_does_not_answer_holds_no_memory_of_anothers() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let (good, deaf) = (Receiver::start().await, Receiver::start().await);
+    deaf.always(Script::stall());
+    declare(&client, "deaf", &deaf, json!({"timeout": "14s", "concurrency": 2})).await;
+    declare(&client, "good", &good, json!({})).await;
+    // Every flight of ten holds one that nobody answers, and sixteen flights fill the relay.
+    let sql = "select fencepost.emit(jsonb_build_array(jsonb_build_object(
+                   'consumer', case when n % 10 = 0 then 'deaf' else 'good' end, 'payload_text', n::text)))
+               from generate_series(1, 1000) n";
+    client.query(sql, &[]).await.unwrap();
+    let _relay = Relay::of(&db).set("relay.flight_deliveries", "10").set("relay.park_after", "10m").start();
+
+    counts(&client, &facts_of("good"), 900).await;
+    let left = "select (select count(*) from fencepost.parked) + (select count(*) from fencepost.lags)";
+    assert_eq!(count(&client, left).await, 0, "all of the deaf one's is still in hand");
+    assert_eq!((deaf.requests().len(), good.requests().len()), (2, 900));
+}
