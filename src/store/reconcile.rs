@@ -46,8 +46,9 @@ pub async fn start(client: &Client, shard: Shard) -> Result<FlightSeq> {
 /// Looks at the next closed flights of each shard, up to the first that is still open. What is missing is parked: at a
 /// `hold` edge in doubt, since it may have been sent. Shards without a closed flight, and those that are lost, are left out.
 ///
-/// Pages of large differences lie beside one another, shard by shard over the same ids. Where they do (`beside`), effects
-/// and facts of all of them are walked over once, and not once for every shard.
+/// Pages of large differences lie beside one another, shard by shard over the same ids, the last of each difference too,
+/// which is not `partial`. Where flights do (`beside`), effects and facts of all of them are walked over once, and not once
+/// for every shard.
 pub async fn reconcile(client: &Client, shards: &[Unreconciled]) -> Result<BTreeMap<Shard, Reconciled>> {
     let sql = format!(
         "-- store::reconcile
@@ -56,7 +57,7 @@ with held as materialized (
     join unnest($1::smallint[], $2::bigint[], $3::bigint[]) as a (shard, epoch, after) on a.shard = s.shard and a.epoch = s.epoch
     for key share of s
 ), f as materialized (
-    select n.*, n.partial and n.last_id - n.first_id <= 128 * n.deliveries as narrow
+    select n.*, n.last_id - n.first_id <= 128 * n.deliveries as narrow
     from held h cross join lateral (
         select x.*, sum(x.deliveries) over (order by x.seq) - x.deliveries as before from (
             select shard, seq, base, target, first_id, last_id, partial, deliveries from fencepost.flights
