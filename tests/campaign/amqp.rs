@@ -14,13 +14,13 @@ use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
     ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
 use sha2::{Digest, Sha256};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::consumers::{
-    Desk, EXCHANGE, LATE, Mood, PROFILES, Profile, Receipt, SORTED, Said, Speech, Transport, VERSIONS, hex, odd,
+    Damage, Desk, EXCHANGE, LATE, Mood, PROFILES, Profile, Receipt, SORTED, Said, Speech, Transport, VERSIONS, hex, odd,
 };
 use crate::history::now;
 
@@ -29,7 +29,11 @@ const FULL_AT: i32 = 30;
 /// How long a binding is gone, and there, in turn.
 const UNBOUND: Duration = Duration::from_millis(200);
 const BOUND: Duration = Duration::from_millis(30);
-const SHARDS: i16 = 8;
+pub const SHARDS: i16 = 8;
+/// Longer than `ack_timeout`.
+const LATE_REPLY: Duration = Duration::from_secs(7);
+/// An epoch that no task of a run reaches.
+const NO_EPOCH: &str = "1000000";
 
 /// Everything a broker must have before a relay starts: exchange, queues, bindings, queues for replies.
 pub async fn declare(url: &str, deployment: &str) -> anyhow::Result<()> {
@@ -50,10 +54,34 @@ pub async fn declare(url: &str, deployment: &str) -> anyhow::Result<()> {
             bind_queue(&channel, profile, arguments).await?;
         }
     }
+    connection.close(200, "done".into()).await?;
+    declare_replies(url, deployment).await
+}
+
+/// The queues for replies, those that are missing.
+pub async fn declare_replies(url: &str, deployment: &str) -> anyhow::Result<()> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
     for shard in 0..SHARDS {
         queue(&channel, &reply_queue(deployment, Shard(shard)), FieldTable::default()).await?;
     }
     connection.close(200, "done".into()).await?;
+    Ok(())
+}
+
+pub async fn delete_replies(url: &str, deployment: &str, shard: i16) -> anyhow::Result<()> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    channel.queue_delete(reply_queue(deployment, Shard(shard)).into(), Default::default()).await?;
+    connection.close(200, "done".into()).await?;
+    Ok(())
+}
+
+/// Takes the waiting replies of all shards away.
+pub async fn purge_replies(url: &str, deployment: &str) -> anyhow::Result<()> {
+    for shard in 0..SHARDS {
+        purge(url, &reply_queue(deployment, Shard(shard))).await?;
+    }
     Ok(())
 }
 
@@ -182,14 +210,22 @@ async fn read(desk: &Desk, url: &str) -> anyhow::Result<()> {
 async fn serve(desk: &Desk, channel: &Channel, message: &Delivery) -> anyhow::Result<bool> {
     let (number, mood, coin) = desk.take(receipt_of(message, desk.profile.name));
     let speaks = desk.profile.speech == Speech::Words;
+    let damage = desk.damage().filter(|_| speaks);
+    if damage == Some(Damage::Forged) {
+        for forged in forged(message)? {
+            send(channel, forged).await?;
+        }
+    }
+    // What was forged is to be believed while the work is still to be done.
+    let returns = coin && (mood == Mood::Errors || damage == Some(Damage::Forged) && !message.redelivered);
     let said = match mood {
-        Mood::Errors if coin => {
+        _ if returns => {
             desk.says(number, Said::Returned);
             tokio::time::sleep(Duration::from_millis(50)).await;
             message.acker.nack(BasicNackOptions { requeue: true, multiple: false }).await?;
             return Ok(true);
         }
-        Mood::ResetsBefore | Mood::Refuses => {
+        Mood::ResetsBefore | Mood::Refuses | Mood::Gone => {
             desk.says(number, Said::Returned);
             return Ok(false);
         }
@@ -223,13 +259,35 @@ async fn serve(desk: &Desk, channel: &Channel, message: &Delivery) -> anyhow::Re
     };
     desk.says(number, said);
     if speaks && let Some(word) = desk.word(number, said) {
-        reply(channel, message, &word).await?;
+        let reply = reply_to(message, &word)?;
+        match damage {
+            Some(Damage::Late) => {
+                let channel = channel.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(LATE_REPLY).await;
+                    // Over a channel that is gone by then it is lost.
+                    let _ = send(&channel, reply).await;
+                });
+            }
+            Some(Damage::Doubled) => {
+                send(channel, reply.clone()).await?;
+                send(channel, reply).await?;
+            }
+            Some(Damage::Forged) | None => send(channel, reply).await?,
+        }
     }
     message.acker.ack(BasicAckOptions::default()).await?;
     Ok(true)
 }
 
-async fn reply(channel: &Channel, to: &Delivery, word: &str) -> anyhow::Result<()> {
+#[derive(Clone)]
+struct Reply {
+    queue: ShortString,
+    properties: BasicProperties,
+}
+
+/// The consumer's honest word about a message.
+fn reply_to(to: &Delivery, word: &str) -> anyhow::Result<Reply> {
     let echoed = to.properties.headers().as_ref().context("headers")?;
     let mut headers = FieldTable::default();
     for name in ["outbox-consumer", "outbox-ack-token"] {
@@ -247,8 +305,21 @@ async fn reply(channel: &Channel, to: &Delivery, word: &str) -> anyhow::Result<(
     let queue = to.properties.reply_to().clone().context("a queue for replies")?;
     let properties =
         BasicProperties::default().with_correlation_id(correlation).with_headers(headers).with_delivery_mode(2);
+    Ok(Reply { queue, properties })
+}
+
+/// Words that must not count: one under a token that was never given out, and one that its task's epochs give the lie.
+fn forged(to: &Delivery) -> anyhow::Result<[Reply; 2]> {
+    let mut unproven = reply_to(to, "applied")?;
+    let mut headers = unproven.properties.headers().clone().context("headers")?;
+    headers.insert("outbox-ack-token".into(), AMQPValue::LongString("bm90IGEgdG9rZW4".into()));
+    unproven.properties = unproven.properties.with_headers(headers);
+    Ok([unproven, reply_to(to, &format!("stale; current={NO_EPOCH}"))?])
+}
+
+async fn send(channel: &Channel, reply: Reply) -> anyhow::Result<()> {
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-    let confirm = channel.basic_publish("".into(), queue, options, b"", properties).await?.await?;
+    let confirm = channel.basic_publish("".into(), reply.queue, options, b"", reply.properties).await?.await?;
     anyhow::ensure!(confirm.is_ack(), "the broker did not take a reply");
     Ok(())
 }

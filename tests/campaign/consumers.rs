@@ -1,7 +1,7 @@
 //! What the consumers are, and the desk each of them works at: it writes down what comes before it thinks about it, dedups,
 //! fences, and has moods. `http` and `amqp` bring the work and carry the answers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -158,6 +158,8 @@ pub enum Mood {
     NotApplied,
     /// 404
     Refuses,
+    /// 410: it is paused until somebody resumes it.
+    Gone,
     /// Does its work and answers nonsense.
     Garbage,
     ResetsBefore,
@@ -171,12 +173,13 @@ pub enum Mood {
 }
 
 impl Mood {
-    pub const BAD: [Mood; 11] = [
+    pub const BAD: [Mood; 12] = [
         Mood::Errors,
         Mood::Throttles,
         Mood::InProgress,
         Mood::NotApplied,
         Mood::Refuses,
+        Mood::Gone,
         Mood::Garbage,
         Mood::ResetsBefore,
         Mood::ResetsAfter,
@@ -184,6 +187,21 @@ impl Mood {
         Mood::Crawls,
         Mood::BlackHole,
     ];
+}
+
+/// What becomes of a consumer's replies over AMQP on their way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum Damage {
+    /// Each comes twice.
+    Doubled,
+    /// They come when the message has been published again.
+    Late,
+    /// Somebody else replies first, and not the truth.
+    Forged,
+}
+
+impl Damage {
+    pub const ALL: [Damage; 3] = [Damage::Doubled, Damage::Late, Damage::Forged];
 }
 
 /// What a request was answered with.
@@ -236,8 +254,11 @@ pub struct Number(usize);
 
 struct Book {
     mood: Mood,
+    damage: Option<Damage>,
     rng: StdRng,
     receipts: Vec<Receipt>,
+    /// Their keys.
+    seen: HashSet<String>,
     /// Keys it has applied, with the body's digest.
     known: HashMap<String, String>,
     /// The newest epoch it has applied, by task.
@@ -249,8 +270,10 @@ impl Desk {
     pub fn new(profile: &'static Profile, rng: StdRng, lines: Lines) -> Self {
         let book = Book {
             mood: Mood::Well,
+            damage: None,
             rng,
             receipts: Vec::new(),
+            seen: HashSet::new(),
             known: HashMap::new(),
             epochs: HashMap::new(),
             applied: 0,
@@ -266,8 +289,20 @@ impl Desk {
         self.book().mood
     }
 
+    pub fn suffer(&self, damage: Option<Damage>) {
+        self.book().damage = damage;
+    }
+
+    pub fn damage(&self) -> Option<Damage> {
+        self.book().damage
+    }
+
     pub fn receipts(&self) -> Vec<Receipt> {
         self.book().receipts.clone()
+    }
+
+    pub fn has_received(&self, key: &str) -> bool {
+        self.book().seen.contains(key)
     }
 
     /// Whether it did the work of this key.
@@ -284,6 +319,7 @@ impl Desk {
         let mut book = self.book();
         let number = book.receipts.len();
         self.lines.write(&json!({ "n": number, "receipt": receipt }));
+        book.seen.insert(receipt.key.clone());
         book.receipts.push(receipt);
         let mut mood = book.mood;
         if mood == Mood::Well && book.rng.random_ratio(1, 50) {

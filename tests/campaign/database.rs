@@ -53,6 +53,8 @@ pub struct Database {
     pub deliveries: BTreeMap<(String, String), Delivery>,
     pub business: HashSet<String>,
     pub tenures: Vec<Tenure>,
+    /// Who ticked when.
+    pub ticks: Vec<(String, i64)>,
     pub alarms: Vec<(String, String, String)>,
     /// Completions by task: (epoch, token).
     pub completions: HashMap<String, Vec<(i64, String)>>,
@@ -60,7 +62,7 @@ pub struct Database {
 }
 
 /// What must be empty once everything has settled.
-const LEFT_OVER: [(&str, &str); 5] = [
+const LEFT_OVER: [(&str, &str); 6] = [
     ("parked rows", "select count(*) from fencepost.parked"),
     ("lag ranges", "select count(*) from fencepost.lags"),
     ("open flights", "select count(*) from fencepost.flights where token is null"),
@@ -70,6 +72,7 @@ const LEFT_OVER: [(&str, &str); 5] = [
                                from fencepost.flights f) f
          join fencepost.effects e on e.shard = f.shard and f.n = 1 and not pg_visible_in_snapshot(e.xid, f.target)",
     ),
+    ("consumers that are paused", "select count(*) from fencepost.consumers where paused"),
     ("unsettled deliveries", "select count(*) from fencepost.deliveries_by_id where settled_at is null"),
 ];
 
@@ -83,6 +86,24 @@ pub async fn unsettled(client: &Client) -> anyhow::Result<Vec<(String, i64)>> {
         }
     }
     Ok(found)
+}
+
+/// By key and consumer, what was committed since `from` to be delivered at once.
+pub async fn due(client: &Client, from: i64) -> anyhow::Result<Vec<(String, String)>> {
+    let sql = "select d.key, d.consumer from fencepost.effects e
+               join fencepost.deliveries_by_id d on d.effect_id = e.id
+               where e.committed_at >= to_timestamp($1::bigint / 1000000.0) and e.deliver_after is null";
+    let rows = client.query(sql, &[&from]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+}
+
+/// What of it has ended.
+pub async fn ended(client: &Client, from: i64) -> anyhow::Result<HashSet<(String, String)>> {
+    let sql = "select d.key, d.consumer from fencepost.effects e
+               join fencepost.deliveries_by_id d on d.effect_id = e.id
+               where e.committed_at >= to_timestamp($1::bigint / 1000000.0) and d.settled_at is not null";
+    let rows = client.query(sql, &[&from]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
 const MICROS: &str = "(extract(epoch from at) * 1000000)::bigint";
@@ -190,6 +211,10 @@ impl Database {
                 was_relay: row.get(5),
                 was_until: row.get(6),
             });
+        }
+        let sql = format!("select relay::text, {MICROS} from campaign.ticks order by at");
+        for row in client.query(&sql, &[]).await? {
+            self.ticks.push((row.get(0), row.get(1)));
         }
         for row in client.query("select name, object, detail from fencepost.alarms where resolved_at is null or name in ('unaccounted', 'unwritable')", &[]).await? {
             self.alarms.push((row.get(0), row.get(1), row.get(2)));
