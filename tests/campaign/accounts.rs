@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use fencepost::model::key::TaskId;
 use fencepost::producer::{self, Effect, Payload};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -40,8 +39,6 @@ pub struct Accounts {
 
 /// The consumer that is paused.
 const PAUSED: &str = "search";
-/// What waits for it meanwhile.
-const KEPT_BACK: i64 = 3;
 /// A look at the database serves a relay for some seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Ends of attempts that have a row each, whatever came of the delivery.
@@ -76,6 +73,10 @@ pub async fn take(stage: &Stage) -> anyhow::Result<Accounts> {
     let started = Instant::now();
     loop {
         let late = started.elapsed() > PATIENCE;
+        if !kept_back(&client).await? {
+            // What was committed before its relays knew of the pause, it got.
+            emit(&mut client, &[left_for(PAUSED)]).await?;
+        }
         let rest = at_rest(&client, scheduled).await?;
         match ask(stage, &client).await {
             Ok(accounts) if late || rest && check(&accounts).is_empty() => {
@@ -89,27 +90,38 @@ pub async fn take(stage: &Stage) -> anyhow::Result<Accounts> {
     }
 }
 
-/// Commits effects for tomorrow, more for each consumer than for the one before, and some for the paused one at once.
-/// Gives how many are scheduled.
+/// Commits effects for tomorrow, more for each consumer than for the one before. Gives how many there are.
 async fn leave(client: &mut Client) -> anyhow::Result<i64> {
-    let tomorrow = Duration::from_secs(86_400);
-    let text = |name: &str| Payload::Text(json!({ "left": name }).to_string());
     let mut effects = Vec::new();
     for (n, profile) in PROFILES.iter().enumerate() {
-        effects.extend((0..=n).map(|_| Effect::to(profile.name, text(profile.name)).deliver_in(tomorrow)));
+        effects.extend((0..=n).map(|_| left_for(profile.name).deliver_in(Duration::from_secs(86_400))));
     }
-    let scheduled = i64::try_from(effects.len())?;
-    effects.extend((0..KEPT_BACK).map(|_| Effect::to(PAUSED, text(PAUSED))));
-    let tx = client.transaction().await?;
-    producer::emit(&tx, &effects, Some(&TaskId::new("left")?)).await?;
-    tx.commit().await?;
-    Ok(scheduled)
+    emit(client, &effects).await?;
+    Ok(i64::try_from(effects.len())?)
 }
 
-/// All of it has been read, and lies where it will lie.
+fn left_for(consumer: &str) -> Effect {
+    Effect::to(consumer, Payload::Text(json!({ "left": consumer }).to_string()))
+}
+
+async fn emit(client: &mut Client, effects: &[Effect]) -> anyhow::Result<()> {
+    let tx = client.transaction().await?;
+    producer::emit(&tx, effects, None).await?;
+    Ok(tx.commit().await?)
+}
+
+/// Something waits for the paused consumer that is not for tomorrow.
+async fn kept_back(client: &Client) -> anyhow::Result<bool> {
+    let sql = "select exists (select from fencepost.deliveries_by_id where consumer = $1 and settled_at is null
+                                and token is distinct from 'scheduled')";
+    Ok(client.query_one(sql, &[&PAUSED]).await?.get(0))
+}
+
+/// All of it has been read, and lies where it will lie: parked, or in a range that the paused consumer's lane left unread.
 async fn at_rest(client: &Client, scheduled: i64) -> anyhow::Result<bool> {
     let sql = "select (select count(*) from fencepost.parked where state = 'scheduled') = $1
-                  and not exists (select from fencepost.flights where token is null)";
+                  and not exists (select from fencepost.flights where token is null)
+                  and exists (select from fencepost.lags)";
     Ok(client.query_one(sql, &[&scheduled]).await?.get(0))
 }
 

@@ -210,7 +210,7 @@ async fn read(desk: &Desk, url: &str) -> anyhow::Result<()> {
 async fn serve(desk: &Desk, channel: &Channel, message: &Delivery) -> anyhow::Result<bool> {
     let (number, mood, coin) = desk.take(receipt_of(message, desk.profile.name));
     let speaks = desk.profile.speech == Speech::Words;
-    let damage = desk.damage().filter(|_| speaks);
+    let damage = if speaks { desk.damage() } else { None };
     if damage == Some(Damage::Forged) {
         for forged in forged(message)? {
             send(channel, forged).await?;

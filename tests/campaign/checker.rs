@@ -44,6 +44,7 @@ pub struct Tally {
     pub takeovers: usize,
     pub longest: Longest,
     pub tokens: BTreeMap<String, usize>,
+    pub orphans: BTreeMap<String, i64>,
     pub ends: BTreeMap<String, usize>,
 }
 
@@ -382,6 +383,7 @@ fn tally(case: &Case) -> Tally {
         receipts: case.receipts.values().map(Vec::len).sum(),
         unknown: case.parts.iter().filter(|part| part.told == Some(Told::Unknown)).count(),
         takeovers: case.database.tenures.iter().filter(|t| t.relay.is_some()).count(),
+        orphans: case.database.orphans.clone(),
         ..Tally::default()
     };
     let keys: HashSet<_> =

@@ -293,8 +293,13 @@ impl Desk {
         self.book().damage = damage;
     }
 
+    /// What becomes of the next reply. One that is late only in an outage, so that the end of a run need not wait for it.
     pub fn damage(&self) -> Option<Damage> {
-        self.book().damage
+        let mut book = self.book();
+        if book.damage.is_none() && book.rng.random_ratio(1, 30) {
+            return Some(if book.rng.random_bool(0.5) { Damage::Doubled } else { Damage::Forged });
+        }
+        book.damage
     }
 
     pub fn receipts(&self) -> Vec<Receipt> {

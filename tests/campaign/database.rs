@@ -53,6 +53,8 @@ pub struct Database {
     pub deliveries: BTreeMap<(String, String), Delivery>,
     pub business: HashSet<String>,
     pub tenures: Vec<Tenure>,
+    /// Replies that were not believed, by the reason.
+    pub orphans: BTreeMap<String, i64>,
     /// Who ticked when.
     pub ticks: Vec<(String, i64)>,
     pub alarms: Vec<(String, String, String)>,
@@ -211,6 +213,9 @@ impl Database {
                 was_relay: row.get(5),
                 was_until: row.get(6),
             });
+        }
+        for row in client.query("select why, count(*) from fencepost.orphan_acks group by why", &[]).await? {
+            self.orphans.insert(row.get(0), row.get(1));
         }
         let sql = format!("select relay::text, {MICROS} from campaign.ticks order by at");
         for row in client.query(&sql, &[]).await? {

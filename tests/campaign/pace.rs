@@ -13,7 +13,7 @@ use crate::database::{Database, Tenure};
 
 /// One a second. Those that died count as sharers for a lease, three ticks, one after the other; and a relay that was
 /// frozen amid a transaction keeps its locks for five seconds.
-pub const TICKS: usize = 12;
+pub const TICKS: usize = 8;
 
 /// One consumer's outage, amid nothing else that was wrong.
 #[derive(Clone, Debug)]

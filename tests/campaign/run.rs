@@ -171,7 +171,10 @@ impl Report {
             t.longest.ticks,
             self.settled_after,
         );
-        println!("  deliveries: {:?}\n  attempts that ended otherwise or again: {:?}", t.tokens, t.ends);
+        println!(
+            "  deliveries: {:?}\n  attempts that ended otherwise or again: {:?}\n  replies that were not believed: {:?}",
+            t.tokens, t.ends, t.orphans
+        );
         for (invariant, count) in self.broken() {
             println!("  BROKEN {invariant}: {count} times");
             for violation in self.violations.iter().filter(|v| v.invariant == invariant).take(SHOWN) {
