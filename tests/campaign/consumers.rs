@@ -255,6 +255,7 @@ pub struct Number(usize);
 struct Book {
     mood: Mood,
     damage: Option<Damage>,
+    calm: bool,
     rng: StdRng,
     receipts: Vec<Receipt>,
     /// Their keys.
@@ -271,6 +272,7 @@ impl Desk {
         let book = Book {
             mood: Mood::Well,
             damage: None,
+            calm: false,
             rng,
             receipts: Vec::new(),
             seen: HashSet::new(),
@@ -289,6 +291,11 @@ impl Desk {
         self.book().mood
     }
 
+    /// While it is calm it has no moods but those it is given.
+    pub fn calm(&self, calm: bool) {
+        self.book().calm = calm;
+    }
+
     pub fn suffer(&self, damage: Option<Damage>) {
         self.book().damage = damage;
     }
@@ -296,7 +303,7 @@ impl Desk {
     /// What becomes of the next reply. One that is late only in an outage, so that the end of a run need not wait for it.
     pub fn damage(&self) -> Option<Damage> {
         let mut book = self.book();
-        if book.damage.is_none() && book.rng.random_ratio(1, 30) {
+        if book.damage.is_none() && !book.calm && book.rng.random_ratio(1, 30) {
             return Some(if book.rng.random_bool(0.5) { Damage::Doubled } else { Damage::Forged });
         }
         book.damage
@@ -327,7 +334,7 @@ impl Desk {
         book.seen.insert(receipt.key.clone());
         book.receipts.push(receipt);
         let mut mood = book.mood;
-        if mood == Mood::Well && book.rng.random_ratio(1, 50) {
+        if mood == Mood::Well && !book.calm && book.rng.random_ratio(1, 50) {
             mood = Mood::BAD[book.rng.random_range(0..Mood::BAD.len())];
         }
         let coin = book.rng.random_bool(0.5);

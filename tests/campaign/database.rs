@@ -90,21 +90,34 @@ pub async fn unsettled(client: &Client) -> anyhow::Result<Vec<(String, i64)>> {
     Ok(found)
 }
 
-/// By key and consumer, what was committed since `from` to be delivered at once.
-pub async fn due(client: &Client, from: i64) -> anyhow::Result<Vec<(String, String)>> {
-    let sql = "select d.key, d.consumer from fencepost.effects e
-               join fencepost.deliveries_by_id d on d.effect_id = e.id
-               where e.committed_at >= to_timestamp($1::bigint / 1000000.0) and e.deliver_after is null";
-    let rows = client.query(sql, &[&from]).await?;
-    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+/// A delivery that nothing of its own consumer holds up.
+#[derive(Clone, Debug)]
+pub struct Due {
+    pub effect: i64,
+    pub key: String,
+    pub consumer: String,
 }
 
-/// What of it has ended.
-pub async fn ended(client: &Client, from: i64) -> anyhow::Result<HashSet<(String, String)>> {
-    let sql = "select d.key, d.consumer from fencepost.effects e
+/// What was committed since `from` to be delivered at once. Where a consumer keeps order, only what waits for no other.
+pub async fn due(client: &Client, from: i64) -> anyhow::Result<Vec<Due>> {
+    let sql = "select e.id, d.key, d.consumer from fencepost.effects e
                join fencepost.deliveries_by_id d on d.effect_id = e.id
-               where e.committed_at >= to_timestamp($1::bigint / 1000000.0) and d.settled_at is not null";
+               join fencepost.consumers c on c.consumer_id = d.consumer_id
+               where e.committed_at >= to_timestamp($1::bigint / 1000000.0) and e.deliver_after is null
+                 and (d.settled_at is not null or c.spec->>'ordering' = 'none' or not exists (
+                     select from fencepost.effects o
+                     where o.ordering_key = e.ordering_key and o.id < e.id and d.consumer_id = any (o.targets)
+                       and not exists (select from fencepost.ledger l
+                                       where l.effect_id = o.id and l.consumer_id = d.consumer_id)))";
     let rows = client.query(sql, &[&from]).await?;
+    Ok(rows.iter().map(|row| Due { effect: row.get(0), key: row.get(1), consumer: row.get(2) }).collect())
+}
+
+/// Which deliveries of these effects have ended.
+pub async fn ended(client: &Client, effects: &[i64]) -> anyhow::Result<HashSet<(i64, String)>> {
+    let sql = "select l.effect_id, c.name from fencepost.ledger l join fencepost.consumers c using (consumer_id)
+               where l.effect_id = any ($1)";
+    let rows = client.query(sql, &[&effects]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 

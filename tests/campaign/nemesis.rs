@@ -67,6 +67,7 @@ async fn outage(stage: &Stage, down: usize, patience: Duration) -> anyhow::Resul
     let desk = &stage.consumers[down].desk;
     let (of, from) = (desk.profile.name, now());
     stage.history.note("outage", json!(of));
+    stage.consumers.iter().for_each(|link| link.desk.calm(true));
     desk.feel(Mood::BlackHole);
     // No relay is lost after this: what one of them forgets now nobody sweeps up.
     stage.replicas.iter().for_each(|replica| replica.answers.swallow(MARK));
@@ -76,20 +77,24 @@ async fn outage(stage: &Stage, down: usize, patience: Duration) -> anyhow::Resul
         tokio::time::sleep(OUTAGE).await;
         // Some of what the figures are sent comes back until all is over.
         due = database::due(&client, from).await?;
-        due.retain(|(_, consumer)| consumer != of && consumer != FIGURES);
+        due.retain(|due| due.consumer != of && due.consumer != FIGURES);
     }
     let (mut waiting, mut progress) = (due.clone(), Instant::now());
     while !waiting.is_empty() && progress.elapsed() < patience {
         tokio::time::sleep(Duration::from_millis(200)).await;
         let before = waiting.len();
-        let ended = database::ended(&client, from).await?;
-        waiting.retain(|id| !ended.contains(id) && !stage.link(&id.1).desk.has_received(&id.0));
+        waiting.retain(|due| !stage.link(&due.consumer).desk.has_received(&due.key));
+        let effects: Vec<i64> = waiting.iter().map(|due| due.effect).collect();
+        let ended = database::ended(&client, &effects).await?;
+        waiting.retain(|due| !ended.contains(&(due.effect, due.consumer.clone())));
         if waiting.len() < before {
             progress = Instant::now();
         }
     }
     let until = now();
     desk.feel(Mood::Well);
+    stage.consumers.iter().for_each(|link| link.desk.calm(false));
+    let due = due.into_iter().map(|due| (due.key, due.consumer)).collect();
     Ok(Outage { of, until, due })
 }
 

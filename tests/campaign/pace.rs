@@ -21,7 +21,7 @@ pub struct Outage {
     pub of: &'static str,
     /// When it ended, in microseconds since 1970.
     pub until: i64,
-    /// By key and consumer, what was committed during it for the others, for at once.
+    /// By key and consumer, what was committed during it for the others, for at once, behind nothing of its own key.
     pub due: Vec<(String, String)>,
 }
 
