@@ -20,12 +20,13 @@ use sha2::{Digest, Sha256};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::consumers::{
-    Damage, Desk, EXCHANGE, LATE, Mood, PROFILES, Profile, Receipt, SORTED, Said, Speech, Transport, VERSIONS, hex, odd,
+    Damage, Desk, EXCHANGE, LATE, Mood, PROFILES, Profile, REFUSED, Receipt, SORTED, Said, Speech, Transport, VERSIONS,
+    hex, odd,
 };
 use crate::history::now;
 
-/// Of one that is full the broker refuses more: nack.
-const FULL_AT: i32 = 30;
+/// The queue that takes nothing.
+const FULL: &str = "full";
 /// How long a binding is gone, and there, in turn.
 const UNBOUND: Duration = Duration::from_millis(200);
 const BOUND: Duration = Duration::from_millis(30);
@@ -44,16 +45,16 @@ pub async fn declare(url: &str, deployment: &str) -> anyhow::Result<()> {
         channel.exchange_declare(exchange.into(), kind, durable, FieldTable::default()).await?;
     }
     for profile in PROFILES.iter().filter(|profile| profile.transport == Transport::Amqp) {
-        let mut arguments = FieldTable::default();
-        if profile.ack == "none" {
-            arguments.insert("x-max-length".into(), AMQPValue::LongInt(FULL_AT));
-            arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
-        }
-        queue(&channel, profile.name, arguments).await?;
+        queue(&channel, profile.name, FieldTable::default()).await?;
         for arguments in bindings(profile) {
             bind_queue(&channel, profile, arguments).await?;
         }
     }
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
+    arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    queue(&channel, FULL, arguments).await?;
+    channel.queue_bind(FULL.into(), SORTED.into(), "".into(), Default::default(), of_version(REFUSED)).await?;
     connection.close(200, "done".into()).await?;
     declare_replies(url, deployment).await
 }
@@ -115,7 +116,7 @@ fn of_version(version: &str) -> FieldTable {
     arguments
 }
 
-/// Whether what is sent in version [`LATE`] finds a queue.
+/// Whether what is sent in the versions [`LATE`] and [`REFUSED`] finds a queue that takes it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Bindings {
     WithoutLate,
@@ -131,7 +132,9 @@ pub async fn bind(url: &str, wanted: Bindings) -> anyhow::Result<()> {
             bind_queue(&channel, profile, arguments).await?;
         }
         if wanted == Bindings::WithLate && profile.exchange() == SORTED {
+            channel.queue_unbind(FULL.into(), SORTED.into(), "".into(), of_version(REFUSED)).await?;
             bind_queue(&channel, profile, of_version(LATE)).await?;
+            bind_queue(&channel, profile, of_version(REFUSED)).await?;
         }
     }
     connection.close(200, "done".into()).await?;

@@ -48,6 +48,9 @@ pub const SORTED: &str = "campaign-sorted";
 pub const VERSIONS: [&str; 2] = ["1", "2"];
 /// and one that the queue at [`SORTED`] takes only when all is healed: until then each attempt of it comes back.
 pub const LATE: &str = "3";
+/// And one that goes to a queue which takes nothing until then: each attempt of it is nacked. Not to a full one of the
+/// consumer's own, from which the broker drops what it has confirmed when it starts.
+pub const REFUSED: &str = "4";
 /// Whose queue hangs at [`SORTED`], and who is sent many at once.
 pub const FIGURES: &str = "figures";
 pub const ORDERED: &str = "ordered";
