@@ -1,7 +1,7 @@
 # `make demo` shows fencepost at work, `make test` runs every test, `make bench` measures the product beside its
 # ceilings. All set up what they need and leave nothing behind.
 
-.PHONY: demo test bench bench-parts e2e check campaign campaign-mutants
+.PHONY: demo test bench bench-parts e2e check campaign campaign-ci campaign-mutants
 
 # make demo ARGS="--tasks 500 --keep"
 demo:
@@ -31,6 +31,10 @@ check:
 # Faults on every link and process, and whether every promise holds: make campaign ARGS="--minutes 5 --seed 7"
 campaign:
 	cargo test --locked --test campaign -- $(ARGS)
+
+# The form of it that CI runs: the seeds that once failed, and one seeded mistake, another each day.
+campaign-ci:
+	cargo test --locked --features mutants --test campaign -- --ci
 
 # Each seeded mistake must make the campaign fail.
 campaign-mutants:

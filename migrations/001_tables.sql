@@ -215,6 +215,8 @@ create table fencepost.parked (
     -- An operator sends a terminal delivery again: its facts do not end this row.
     replay            boolean not null default false,
     parked_at         timestamptz not null default clock_timestamp(),
+    -- What its lane has still to read up to this flight comes first: it was lost with its relay while the lane lagged.
+    behind            bigint,
     primary key (effect_id, consumer_id)
 ) with (fillfactor = 70);
 create index parked_due on fencepost.parked (shard, consumer_id, next_attempt_at);

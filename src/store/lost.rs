@@ -4,7 +4,8 @@
 //! At a `retry` edge such a delivery has an attempt `lost` and is tried again; so has one behind another of its key,
 //! whose outcome may have been lost with the relay before it was written. A `hold` edge is put in doubt only
 //! where its attempt had a start row of its own: the flight alone does not say that anything left. What is scheduled for
-//! later was not tried and waits for its time.
+//! later was not tried and waits for its time. Where a lane lags in order, what it has still to read of earlier flights
+//! comes first (`behind`).
 
 use super::effects::EFFECT_OF_M;
 use super::log::FLIGHT_EFFECTS;
@@ -20,7 +21,10 @@ pub(super) fn unaccounted(consumers: &str) -> String {
            exists (select 1 from fencepost.attempts a where a.effect_id = e.id and a.consumer_id = t.consumer_id
                    and a.attempt = 1 and not a.ended offset 0)
            and not exists (select 1 from fencepost.attempts z where z.effect_id = e.id and z.consumer_id = t.consumer_id
-                           and z.attempt = 1 and z.ended and z.token <> 'ambiguous' offset 0) as started
+                           and z.attempt = 1 and z.ended and z.token <> 'ambiguous' offset 0) as started,
+           case when c.spec->>'ordering' = 'key'
+                 and exists (select 1 from fencepost.lags g where g.shard = f.shard and g.consumer_id = t.consumer_id
+                             and g.from_seq < f.seq offset 0) then f.seq - 1 end as behind
     from f cross join lateral ({FLIGHT_EFFECTS}) m
     cross join lateral ({EFFECT_OF_M}) e
     cross join lateral ({consumers}) t
@@ -34,7 +38,7 @@ pub(super) fn unaccounted(consumers: &str) -> String {
 pub(super) fn end_and_park(reason: &str) -> String {
     format!(
         "turn as (
-    select m.id, m.shard, m.consumer_id, m.relay, m.ordering_key, m.hold, m.started, m.due_at,
+    select m.id, m.shard, m.consumer_id, m.relay, m.ordering_key, m.hold, m.started, m.due_at, m.behind,
            m.started or (not m.hold and m.due_at is null) as tried,
            m.due_at is null and m.ordering_key is not null and (
                row_number() over (partition by m.consumer_id, m.ordering_key, m.due_at is null order by m.id) > 1
@@ -47,14 +51,15 @@ pub(super) fn end_and_park(reason: &str) -> String {
     on conflict do nothing
 ), parked as (
     insert into fencepost.parked (effect_id, consumer_id, shard, ordering_key, state, attempts, sent, next_attempt_at, reason,
-                                  first_failed_at, first_doubt_at)
+                                  first_failed_at, first_doubt_at, behind)
     select id, consumer_id, shard, ordering_key,
            case when hold and started then 'in_doubt' when due_at is not null then 'scheduled' when waits then 'blocked' else 'retry' end,
            tried::integer, tried::integer,
            case when not waits and not (hold and started) then coalesce(due_at, clock_timestamp()) end,
            '{reason}',
            case when tried then clock_timestamp() end,
-           case when tried then clock_timestamp() end
+           case when tried then clock_timestamp() end,
+           case when due_at is null then behind end
     from turn
     on conflict do nothing
     returning state

@@ -57,7 +57,8 @@ pub struct Due {
 
 /// Deliveries that are due, at most `rows` for each lane, oldest turn first, without those in `in_hand`.
 ///
-/// A delivery of an ordered key is due only while none before it waits; one that is scheduled for later blocks nobody.
+/// A delivery of an ordered key is due only while none before it waits, here or in what its lane has still to read; one that
+/// is scheduled for later blocks nobody.
 pub async fn due(client: &Client, rooms: &[Room], in_hand: &[DeliveryId]) -> Result<Vec<Due>> {
     let shards: Vec<i16> = rooms.iter().map(|r| r.shard.0).collect();
     let consumers: Vec<i32> = rooms.iter().map(|r| r.consumer.0).collect();
@@ -82,6 +83,9 @@ cross join lateral (
           select 1 from fencepost.parked q
           where q.consumer_id = p.consumer_id and q.ordering_key = p.ordering_key and q.effect_id < p.effect_id
             and not (q.state = 'scheduled' and q.next_attempt_at > clock_timestamp())))
+      and (p.behind is null or p.replay or not exists (
+          select 1 from fencepost.lags g
+          where g.shard = p.shard and g.consumer_id = p.consumer_id and g.from_seq <= p.behind))
     order by p.next_attempt_at limit r.rows
 ) p
 cross join lateral (

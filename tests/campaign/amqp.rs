@@ -14,22 +14,27 @@ use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
     ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
 use sha2::{Digest, Sha256};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::consumers::{
-    Desk, EXCHANGE, LATE, Mood, PROFILES, Profile, Receipt, SORTED, Said, Speech, Transport, VERSIONS, hex, odd,
+    Damage, Desk, EXCHANGE, LATE, Mood, PROFILES, Profile, REFUSED, Receipt, SORTED, Said, Speech, Transport, VERSIONS,
+    hex, odd,
 };
 use crate::history::now;
 
-/// Of one that is full the broker refuses more: nack.
-const FULL_AT: i32 = 30;
+/// The queue that takes nothing.
+const FULL: &str = "full";
 /// How long a binding is gone, and there, in turn.
 const UNBOUND: Duration = Duration::from_millis(200);
 const BOUND: Duration = Duration::from_millis(30);
-const SHARDS: i16 = 8;
+pub const SHARDS: i16 = 8;
+/// Longer than `ack_timeout`.
+const LATE_REPLY: Duration = Duration::from_secs(7);
+/// An epoch that no task of a run reaches.
+const NO_EPOCH: &str = "1000000";
 
 /// Everything a broker must have before a relay starts: exchange, queues, bindings, queues for replies.
 pub async fn declare(url: &str, deployment: &str) -> anyhow::Result<()> {
@@ -40,20 +45,44 @@ pub async fn declare(url: &str, deployment: &str) -> anyhow::Result<()> {
         channel.exchange_declare(exchange.into(), kind, durable, FieldTable::default()).await?;
     }
     for profile in PROFILES.iter().filter(|profile| profile.transport == Transport::Amqp) {
-        let mut arguments = FieldTable::default();
-        if profile.ack == "none" {
-            arguments.insert("x-max-length".into(), AMQPValue::LongInt(FULL_AT));
-            arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
-        }
-        queue(&channel, profile.name, arguments).await?;
+        queue(&channel, profile.name, FieldTable::default()).await?;
         for arguments in bindings(profile) {
             bind_queue(&channel, profile, arguments).await?;
         }
     }
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(0));
+    arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    queue(&channel, FULL, arguments).await?;
+    channel.queue_bind(FULL.into(), SORTED.into(), "".into(), Default::default(), of_version(REFUSED)).await?;
+    connection.close(200, "done".into()).await?;
+    declare_replies(url, deployment).await
+}
+
+/// The queues for replies, those that are missing.
+pub async fn declare_replies(url: &str, deployment: &str) -> anyhow::Result<()> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
     for shard in 0..SHARDS {
         queue(&channel, &reply_queue(deployment, Shard(shard)), FieldTable::default()).await?;
     }
     connection.close(200, "done".into()).await?;
+    Ok(())
+}
+
+pub async fn delete_replies(url: &str, deployment: &str, shard: i16) -> anyhow::Result<()> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    channel.queue_delete(reply_queue(deployment, Shard(shard)).into(), Default::default()).await?;
+    connection.close(200, "done".into()).await?;
+    Ok(())
+}
+
+/// Takes the waiting replies of all shards away.
+pub async fn purge_replies(url: &str, deployment: &str) -> anyhow::Result<()> {
+    for shard in 0..SHARDS {
+        purge(url, &reply_queue(deployment, Shard(shard))).await?;
+    }
     Ok(())
 }
 
@@ -87,7 +116,7 @@ fn of_version(version: &str) -> FieldTable {
     arguments
 }
 
-/// Whether what is sent in version [`LATE`] finds a queue.
+/// Whether what is sent in the versions [`LATE`] and [`REFUSED`] finds a queue that takes it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Bindings {
     WithoutLate,
@@ -103,7 +132,9 @@ pub async fn bind(url: &str, wanted: Bindings) -> anyhow::Result<()> {
             bind_queue(&channel, profile, arguments).await?;
         }
         if wanted == Bindings::WithLate && profile.exchange() == SORTED {
+            channel.queue_unbind(FULL.into(), SORTED.into(), "".into(), of_version(REFUSED)).await?;
             bind_queue(&channel, profile, of_version(LATE)).await?;
+            bind_queue(&channel, profile, of_version(REFUSED)).await?;
         }
     }
     connection.close(200, "done".into()).await?;
@@ -182,14 +213,22 @@ async fn read(desk: &Desk, url: &str) -> anyhow::Result<()> {
 async fn serve(desk: &Desk, channel: &Channel, message: &Delivery) -> anyhow::Result<bool> {
     let (number, mood, coin) = desk.take(receipt_of(message, desk.profile.name));
     let speaks = desk.profile.speech == Speech::Words;
+    let damage = if speaks { desk.damage() } else { None };
+    if damage == Some(Damage::Forged) {
+        for forged in forged(message)? {
+            send(channel, forged).await?;
+        }
+    }
+    // What was forged is to be believed while the work is still to be done.
+    let returns = coin && (mood == Mood::Errors || damage == Some(Damage::Forged) && !message.redelivered);
     let said = match mood {
-        Mood::Errors if coin => {
+        _ if returns => {
             desk.says(number, Said::Returned);
             tokio::time::sleep(Duration::from_millis(50)).await;
             message.acker.nack(BasicNackOptions { requeue: true, multiple: false }).await?;
             return Ok(true);
         }
-        Mood::ResetsBefore | Mood::Refuses => {
+        Mood::ResetsBefore | Mood::Refuses | Mood::Gone => {
             desk.says(number, Said::Returned);
             return Ok(false);
         }
@@ -223,13 +262,35 @@ async fn serve(desk: &Desk, channel: &Channel, message: &Delivery) -> anyhow::Re
     };
     desk.says(number, said);
     if speaks && let Some(word) = desk.word(number, said) {
-        reply(channel, message, &word).await?;
+        let reply = reply_to(message, &word)?;
+        match damage {
+            Some(Damage::Late) => {
+                let channel = channel.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(LATE_REPLY).await;
+                    // Over a channel that is gone by then it is lost.
+                    let _ = send(&channel, reply).await;
+                });
+            }
+            Some(Damage::Doubled) => {
+                send(channel, reply.clone()).await?;
+                send(channel, reply).await?;
+            }
+            Some(Damage::Forged) | None => send(channel, reply).await?,
+        }
     }
     message.acker.ack(BasicAckOptions::default()).await?;
     Ok(true)
 }
 
-async fn reply(channel: &Channel, to: &Delivery, word: &str) -> anyhow::Result<()> {
+#[derive(Clone)]
+struct Reply {
+    queue: ShortString,
+    properties: BasicProperties,
+}
+
+/// The consumer's honest word about a message.
+fn reply_to(to: &Delivery, word: &str) -> anyhow::Result<Reply> {
     let echoed = to.properties.headers().as_ref().context("headers")?;
     let mut headers = FieldTable::default();
     for name in ["outbox-consumer", "outbox-ack-token"] {
@@ -247,8 +308,21 @@ async fn reply(channel: &Channel, to: &Delivery, word: &str) -> anyhow::Result<(
     let queue = to.properties.reply_to().clone().context("a queue for replies")?;
     let properties =
         BasicProperties::default().with_correlation_id(correlation).with_headers(headers).with_delivery_mode(2);
+    Ok(Reply { queue, properties })
+}
+
+/// Words that must not count: one under a token that was never given out, and one that its task's epochs give the lie.
+fn forged(to: &Delivery) -> anyhow::Result<[Reply; 2]> {
+    let mut unproven = reply_to(to, "applied")?;
+    let mut headers = unproven.properties.headers().clone().context("headers")?;
+    headers.insert("outbox-ack-token".into(), AMQPValue::LongString("bm90IGEgdG9rZW4".into()));
+    unproven.properties = unproven.properties.with_headers(headers);
+    Ok([unproven, reply_to(to, &format!("stale; current={NO_EPOCH}"))?])
+}
+
+async fn send(channel: &Channel, reply: Reply) -> anyhow::Result<()> {
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-    let confirm = channel.basic_publish("".into(), queue, options, b"", properties).await?.await?;
+    let confirm = channel.basic_publish("".into(), reply.queue, options, b"", reply.properties).await?.await?;
     anyhow::ensure!(confirm.is_ack(), "the broker did not take a reply");
     Ok(())
 }

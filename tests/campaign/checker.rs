@@ -3,12 +3,15 @@
 //!
 //! I1 nothing is lost · I2 a word is the consumer's own, given before it was written down · I3 no wrong key, no altered
 //! body · I4 nothing of what aborted · I5 every attempt ends · I6 an old epoch changes nothing · I7 no unexplained
-//! duplicate · I8 order by key · I10 all settles after the faults · I11 facts do not contradict.
+//! duplicate · I8 order by key · I9 what nobody holds is taken soon · I10 all settles after the faults · I11 facts do not
+//! contradict · I12 no outage of one consumer keeps anything from another · I14 what fencepost says of itself is so.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use crate::accounts::{self, Accounts};
 use crate::consumers::{Profile, Receipt, Said, Speech, Transport, profile};
 use crate::database::{Database, Delivery, Tenure};
+use crate::pace::{self, Longest, Outage};
 use crate::producers::{Claimed, Intent, Part, Told};
 
 /// A broken promise.
@@ -19,12 +22,15 @@ pub struct Violation {
 }
 
 /// The witnesses.
+#[derive(Default)]
 pub struct Case {
     pub parts: Vec<Part>,
     pub claims: Vec<Claimed>,
     pub database: Database,
     /// By consumer.
     pub receipts: BTreeMap<&'static str, Vec<Receipt>>,
+    pub outages: Vec<Outage>,
+    pub accounts: Accounts,
 }
 
 /// What a run came to, in numbers.
@@ -36,7 +42,9 @@ pub struct Tally {
     pub duplicates: usize,
     pub unknown: usize,
     pub takeovers: usize,
+    pub longest: Longest,
     pub tokens: BTreeMap<String, usize>,
+    pub orphans: BTreeMap<String, i64>,
     pub ends: BTreeMap<String, usize>,
 }
 
@@ -57,7 +65,11 @@ pub fn check(case: &Case) -> (Vec<Violation>, Tally) {
     judge.order();
     judge.epochs();
     judge.tenures();
-    let tally = tally(case);
+    let (reclaims, longest) = pace::reclaims(&case.database);
+    judge.violations.extend(reclaims);
+    judge.violations.extend(pace::starved(&case.outages, &case.database, &case.receipts));
+    judge.violations.extend(accounts::check(&case.accounts));
+    let tally = Tally { longest, ..tally(case) };
     (judge.violations, tally)
 }
 
@@ -371,6 +383,7 @@ fn tally(case: &Case) -> Tally {
         receipts: case.receipts.values().map(Vec::len).sum(),
         unknown: case.parts.iter().filter(|part| part.told == Some(Told::Unknown)).count(),
         takeovers: case.database.tenures.iter().filter(|t| t.relay.is_some()).count(),
+        orphans: case.database.orphans.clone(),
         ..Tally::default()
     };
     let keys: HashSet<_> =

@@ -1,7 +1,7 @@
 //! What the consumers are, and the desk each of them works at: it writes down what comes before it thinks about it, dedups,
 //! fences, and has moods. `http` and `amqp` bring the work and carry the answers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -48,6 +48,9 @@ pub const SORTED: &str = "campaign-sorted";
 pub const VERSIONS: [&str; 2] = ["1", "2"];
 /// and one that the queue at [`SORTED`] takes only when all is healed: until then each attempt of it comes back.
 pub const LATE: &str = "3";
+/// And one that goes to a queue which takes nothing until then: each attempt of it is nacked. Not to a full one of the
+/// consumer's own, from which the broker drops what it has confirmed when it starts.
+pub const REFUSED: &str = "4";
 /// Whose queue hangs at [`SORTED`], and who is sent many at once.
 pub const FIGURES: &str = "figures";
 pub const ORDERED: &str = "ordered";
@@ -158,6 +161,8 @@ pub enum Mood {
     NotApplied,
     /// 404
     Refuses,
+    /// 410: it is paused until somebody resumes it.
+    Gone,
     /// Does its work and answers nonsense.
     Garbage,
     ResetsBefore,
@@ -171,12 +176,13 @@ pub enum Mood {
 }
 
 impl Mood {
-    pub const BAD: [Mood; 11] = [
+    pub const BAD: [Mood; 12] = [
         Mood::Errors,
         Mood::Throttles,
         Mood::InProgress,
         Mood::NotApplied,
         Mood::Refuses,
+        Mood::Gone,
         Mood::Garbage,
         Mood::ResetsBefore,
         Mood::ResetsAfter,
@@ -184,6 +190,21 @@ impl Mood {
         Mood::Crawls,
         Mood::BlackHole,
     ];
+}
+
+/// What becomes of a consumer's replies over AMQP on their way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum Damage {
+    /// Each comes twice.
+    Doubled,
+    /// They come when the message has been published again.
+    Late,
+    /// Somebody else replies first, and not the truth.
+    Forged,
+}
+
+impl Damage {
+    pub const ALL: [Damage; 3] = [Damage::Doubled, Damage::Late, Damage::Forged];
 }
 
 /// What a request was answered with.
@@ -236,8 +257,12 @@ pub struct Number(usize);
 
 struct Book {
     mood: Mood,
+    damage: Option<Damage>,
+    calm: bool,
     rng: StdRng,
     receipts: Vec<Receipt>,
+    /// Their keys.
+    seen: HashSet<String>,
     /// Keys it has applied, with the body's digest.
     known: HashMap<String, String>,
     /// The newest epoch it has applied, by task.
@@ -249,8 +274,11 @@ impl Desk {
     pub fn new(profile: &'static Profile, rng: StdRng, lines: Lines) -> Self {
         let book = Book {
             mood: Mood::Well,
+            damage: None,
+            calm: false,
             rng,
             receipts: Vec::new(),
+            seen: HashSet::new(),
             known: HashMap::new(),
             epochs: HashMap::new(),
             applied: 0,
@@ -266,8 +294,30 @@ impl Desk {
         self.book().mood
     }
 
+    /// While it is calm it has no moods but those it is given.
+    pub fn calm(&self, calm: bool) {
+        self.book().calm = calm;
+    }
+
+    pub fn suffer(&self, damage: Option<Damage>) {
+        self.book().damage = damage;
+    }
+
+    /// What becomes of the next reply. One that is late only in an outage, so that the end of a run need not wait for it.
+    pub fn damage(&self) -> Option<Damage> {
+        let mut book = self.book();
+        if book.damage.is_none() && !book.calm && book.rng.random_ratio(1, 30) {
+            return Some(if book.rng.random_bool(0.5) { Damage::Doubled } else { Damage::Forged });
+        }
+        book.damage
+    }
+
     pub fn receipts(&self) -> Vec<Receipt> {
         self.book().receipts.clone()
+    }
+
+    pub fn has_received(&self, key: &str) -> bool {
+        self.book().seen.contains(key)
     }
 
     /// Whether it did the work of this key.
@@ -284,9 +334,10 @@ impl Desk {
         let mut book = self.book();
         let number = book.receipts.len();
         self.lines.write(&json!({ "n": number, "receipt": receipt }));
+        book.seen.insert(receipt.key.clone());
         book.receipts.push(receipt);
         let mut mood = book.mood;
-        if mood == Mood::Well && book.rng.random_ratio(1, 50) {
+        if mood == Mood::Well && !book.calm && book.rng.random_ratio(1, 50) {
             mood = Mood::BAD[book.rng.random_range(0..Mood::BAD.len())];
         }
         let coin = book.rng.random_bool(0.5);

@@ -53,6 +53,10 @@ pub struct Database {
     pub deliveries: BTreeMap<(String, String), Delivery>,
     pub business: HashSet<String>,
     pub tenures: Vec<Tenure>,
+    /// Replies that were not believed, by the reason.
+    pub orphans: BTreeMap<String, i64>,
+    /// Who ticked when.
+    pub ticks: Vec<(String, i64)>,
     pub alarms: Vec<(String, String, String)>,
     /// Completions by task: (epoch, token).
     pub completions: HashMap<String, Vec<(i64, String)>>,
@@ -60,7 +64,7 @@ pub struct Database {
 }
 
 /// What must be empty once everything has settled.
-const LEFT_OVER: [(&str, &str); 5] = [
+const LEFT_OVER: [(&str, &str); 6] = [
     ("parked rows", "select count(*) from fencepost.parked"),
     ("lag ranges", "select count(*) from fencepost.lags"),
     ("open flights", "select count(*) from fencepost.flights where token is null"),
@@ -70,6 +74,7 @@ const LEFT_OVER: [(&str, &str); 5] = [
                                from fencepost.flights f) f
          join fencepost.effects e on e.shard = f.shard and f.n = 1 and not pg_visible_in_snapshot(e.xid, f.target)",
     ),
+    ("consumers that are paused", "select count(*) from fencepost.consumers where paused"),
     ("unsettled deliveries", "select count(*) from fencepost.deliveries_by_id where settled_at is null"),
 ];
 
@@ -83,6 +88,37 @@ pub async fn unsettled(client: &Client) -> anyhow::Result<Vec<(String, i64)>> {
         }
     }
     Ok(found)
+}
+
+/// A delivery that nothing of its own consumer holds up.
+#[derive(Clone, Debug)]
+pub struct Due {
+    pub effect: i64,
+    pub key: String,
+    pub consumer: String,
+}
+
+/// What was committed since `from` to be delivered at once. Where a consumer keeps order, only what waits for no other.
+pub async fn due(client: &Client, from: i64) -> anyhow::Result<Vec<Due>> {
+    let sql = "select e.id, d.key, d.consumer from fencepost.effects e
+               join fencepost.deliveries_by_id d on d.effect_id = e.id
+               join fencepost.consumers c on c.consumer_id = d.consumer_id
+               where e.committed_at >= to_timestamp($1::bigint / 1000000.0) and e.deliver_after is null
+                 and (d.settled_at is not null or c.spec->>'ordering' = 'none' or not exists (
+                     select from fencepost.effects o
+                     where o.ordering_key = e.ordering_key and o.id < e.id and d.consumer_id = any (o.targets)
+                       and not exists (select from fencepost.ledger l
+                                       where l.effect_id = o.id and l.consumer_id = d.consumer_id)))";
+    let rows = client.query(sql, &[&from]).await?;
+    Ok(rows.iter().map(|row| Due { effect: row.get(0), key: row.get(1), consumer: row.get(2) }).collect())
+}
+
+/// Which deliveries of these effects have ended.
+pub async fn ended(client: &Client, effects: &[i64]) -> anyhow::Result<HashSet<(i64, String)>> {
+    let sql = "select l.effect_id, c.name from fencepost.ledger l join fencepost.consumers c using (consumer_id)
+               where l.effect_id = any ($1)";
+    let rows = client.query(sql, &[&effects]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
 const MICROS: &str = "(extract(epoch from at) * 1000000)::bigint";
@@ -190,6 +226,13 @@ impl Database {
                 was_relay: row.get(5),
                 was_until: row.get(6),
             });
+        }
+        for row in client.query("select why, count(*) from fencepost.orphan_acks group by why", &[]).await? {
+            self.orphans.insert(row.get(0), row.get(1));
+        }
+        let sql = format!("select relay::text, {MICROS} from campaign.ticks order by at");
+        for row in client.query(&sql, &[]).await? {
+            self.ticks.push((row.get(0), row.get(1)));
         }
         for row in client.query("select name, object, detail from fencepost.alarms where resolved_at is null or name in ('unaccounted', 'unwritable')", &[]).await? {
             self.alarms.push((row.get(0), row.get(1), row.get(2)));

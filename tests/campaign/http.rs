@@ -50,6 +50,7 @@ fn treat(desk: &Desk, number: Number, mood: Mood, coin: bool) -> Answer {
         Mood::NotApplied if speaks => http(Said::NotApplied, 503, word(Said::NotApplied)),
         Mood::NotApplied => http(Said::Status(503), 503, Vec::new()),
         Mood::Refuses => http(Said::Status(404), 404, Vec::new()),
+        Mood::Gone => http(Said::Status(410), 410, Vec::new()),
         Mood::ResetsBefore => Answer::Reset,
         Mood::BlackHole => Answer::Never,
         Mood::Well | Mood::Errors | Mood::Garbage | Mood::ResetsAfter | Mood::Slow | Mood::Crawls => {

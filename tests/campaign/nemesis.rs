@@ -9,9 +9,12 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::amqp::{self, Bindings};
-use crate::consumers::{Mood, PROFILES};
+use crate::consumers::{FIGURES, HTTP, Mood, PROFILES};
+use crate::database;
 use crate::fault_proxy::{Direction, Fault as Wire};
+use crate::history::now;
 use crate::operator;
+use crate::pace::Outage;
 use crate::plan::{Fault, Planned};
 use crate::postgres_proxy::PostgresProxy;
 use crate::stage::Stage;
@@ -20,13 +23,19 @@ use crate::stage::Stage;
 const PAST_THE_LEASE: Duration = Duration::from_millis(3_500);
 /// What a busy machine may take on top to start the broker.
 const SLOW_BOOT: Duration = Duration::from_secs(120);
-/// How long effects of the late version still come back when all else is healed.
-const RETURNED: Duration = Duration::from_secs(8);
+/// How long one consumer is down, and effects of the late version still come back, when all else is healed.
+const OUTAGE: Duration = Duration::from_secs(8);
 /// What belongs to the effects of a run and to nothing else: it marks the answer that opens a flight.
 pub const MARK: &[u8] = b"\"campaign\"";
 
-/// Does everything planned, then heals.
-pub async fn run(stage: Arc<Stage>, producers: Arc<PostgresProxy>, plan: Vec<Planned>) -> anyhow::Result<()> {
+/// Does everything planned, then heals. At the end, when nothing else is wrong, one consumer is down for a while.
+pub async fn run(
+    stage: Arc<Stage>,
+    producers: Arc<PostgresProxy>,
+    plan: Vec<Planned>,
+    seed: u64,
+    patience: Duration,
+) -> anyhow::Result<Outage> {
     let started = tokio::time::Instant::now();
     let mut faults = JoinSet::new();
     for planned in plan {
@@ -46,19 +55,60 @@ pub async fn run(stage: Arc<Stage>, producers: Arc<PostgresProxy>, plan: Vec<Pla
     }
     heal(&stage).await?;
     // Nothing else is wrong now, and the load goes on: what comes back does so amid much that does not.
-    tokio::time::sleep(RETURNED).await;
-    amqp::bind(&stage.broker.url, Bindings::WithLate).await
+    let down = usize::try_from(seed)? % HTTP;
+    let outage = outage(&stage, down, patience).await?;
+    amqp::bind(&stage.broker.url, Bindings::WithLate).await?;
+    Ok(outage)
+}
+
+/// One consumer hears and never answers until the others have all that was theirs when it had lasted for a while, or get
+/// nothing more.
+async fn outage(stage: &Stage, down: usize, patience: Duration) -> anyhow::Result<Outage> {
+    let desk = &stage.consumers[down].desk;
+    let (of, from) = (desk.profile.name, now());
+    stage.history.note("outage", json!(of));
+    stage.consumers.iter().for_each(|link| link.desk.calm(true));
+    desk.feel(Mood::BlackHole);
+    // No relay is lost after this: what one of them forgets now nobody sweeps up.
+    stage.replicas.iter().for_each(|replica| replica.answers.swallow(MARK));
+    let client = stage.connect().await?;
+    let mut due = Vec::new();
+    while due.is_empty() {
+        tokio::time::sleep(OUTAGE).await;
+        // Some of what the figures are sent comes back until all is over.
+        due = database::due(&client, from).await?;
+        due.retain(|due| due.consumer != of && due.consumer != FIGURES);
+    }
+    let (mut waiting, mut progress) = (due.clone(), Instant::now());
+    while !waiting.is_empty() && progress.elapsed() < patience {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let before = waiting.len();
+        waiting.retain(|due| !stage.link(&due.consumer).desk.has_received(&due.key));
+        let effects: Vec<i64> = waiting.iter().map(|due| due.effect).collect();
+        let ended = database::ended(&client, &effects).await?;
+        waiting.retain(|due| !ended.contains(&(due.effect, due.consumer.clone())));
+        if waiting.len() < before {
+            progress = Instant::now();
+        }
+    }
+    let until = now();
+    desk.feel(Mood::Well);
+    stage.consumers.iter().for_each(|link| link.desk.calm(false));
+    let due = due.into_iter().map(|due| (due.key, due.consumer)).collect();
+    Ok(Outage { of, until, due })
 }
 
 /// Ends every fault.
 pub async fn heal(stage: &Stage) -> anyhow::Result<()> {
     for link in &stage.consumers {
         link.desk.feel(Mood::Well);
+        link.desk.suffer(None);
         link.proxy.heal();
     }
     stage.broker.wire.heal();
     revive(stage).await?;
     amqp::bind(&stage.broker.url, Bindings::WithoutLate).await?;
+    amqp::declare_replies(&stage.broker.url, &stage.broker.deployment).await?;
     for replica in &stage.replicas {
         replica.wire.heal();
         replica.spawn(&mut *replica.process.lock().await)?;
@@ -261,6 +311,26 @@ async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> any
             let purged = amqp::purge(&stage.broker.url, PROFILES[n].name).await;
             desk.feel(Mood::Well);
             purged?;
+        }
+        Fault::RepliesPurged => {
+            let broker = &stage.broker;
+            broker.wire.refuse();
+            tokio::time::sleep(lasts / 2).await;
+            let purged = amqp::purge_replies(&broker.url, &broker.deployment).await;
+            broker.wire.heal();
+            purged?;
+        }
+        Fault::RepliesDeleted(shard) => {
+            let broker = &stage.broker;
+            amqp::delete_replies(&broker.url, &broker.deployment, shard).await?;
+            tokio::time::sleep(lasts).await;
+            amqp::declare_replies(&broker.url, &broker.deployment).await?;
+        }
+        Fault::RepliesDamaged(n, damage) => {
+            let desk = &stage.consumers[n].desk;
+            desk.suffer(Some(damage));
+            tokio::time::sleep(lasts).await;
+            desk.suffer(None);
         }
         Fault::Skipped => operator::skip_one(stage).await?,
         Fault::EffectsLocked => {

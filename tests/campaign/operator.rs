@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use serde_json::json;
+use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
 use crate::stage::Stage;
@@ -67,7 +68,7 @@ async fn end_prepared(stage: &Stage) -> anyhow::Result<()> {
     let sql = "select gid from pg_prepared_xacts where prepared < clock_timestamp() - interval '5 s'";
     for row in client.query(sql, &[]).await? {
         let name: String = row.get(0);
-        let end = if name.len() % 2 == 0 { "commit" } else { "rollback" };
+        let end = if name.len().is_multiple_of(2) { "commit" } else { "rollback" };
         client.batch_execute(&format!("{end} prepared '{name}'")).await?;
     }
     Ok(())
@@ -76,6 +77,7 @@ async fn end_prepared(stage: &Stage) -> anyhow::Result<()> {
 /// One look: what the consumer applied is resolved as applied; the rest is tried again or given up.
 pub async fn decide(stage: &Stage, temper: Temper) -> anyhow::Result<()> {
     let client = stage.connect().await?;
+    resume_gone(stage, &client).await?;
     let sql = "select d.key, d.consumer, p.state, p.effect_id from fencepost.parked p
                join fencepost.deliveries_by_id d on d.effect_id = p.effect_id and d.consumer_id = p.consumer_id
                where p.state in ('in_doubt', 'dead') order by p.effect_id limit 200";
@@ -99,6 +101,15 @@ pub async fn decide(stage: &Stage, temper: Temper) -> anyhow::Result<()> {
             args.extend(keys.iter().map(String::as_str));
             command(stage, &args).await?;
         }
+    }
+    Ok(())
+}
+
+/// Consumers that answered 410 are there again.
+async fn resume_gone(stage: &Stage, client: &Client) -> anyhow::Result<()> {
+    let sql = "select object from fencepost.alarms where name = 'consumer_gone' and resolved_at is null";
+    for row in client.query(sql, &[]).await? {
+        command(stage, &["consumers", "resume", row.get(0)]).await?;
     }
     Ok(())
 }

@@ -7,7 +7,8 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use serde::Serialize;
 
-use crate::consumers::{HTTP, Mood, PROFILES};
+use crate::amqp::SHARDS;
+use crate::consumers::{Damage, HTTP, Mood, PROFILES};
 
 /// A fault, when it begins and how long it lasts.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -68,6 +69,12 @@ pub enum Fault {
     BrokerUnbound(usize),
     /// What waits in a queue is gone, though it was confirmed. Only where the consumer's own word ends a delivery.
     BrokerPurged(usize),
+    /// What consumers reply while no relay reaches the broker is gone before one does.
+    RepliesPurged,
+    /// A shard's queue for replies is gone for a while.
+    RepliesDeleted(i16),
+    /// What becomes of an AMQP consumer's replies.
+    RepliesDamaged(usize, Damage),
     /// The answer of a producer's COMMIT never arrives.
     ProducerUnanswered,
 }
@@ -140,6 +147,9 @@ fn full_deck(rng: &mut StdRng, relays: usize) -> Vec<Fault> {
         Fault::BrokerUnbound(PROFILES.len() - 1),
         Fault::BrokerPurged(rng.random_range(HTTP..PROFILES.len() - 1)),
     ]);
+    deck.extend([Fault::RepliesPurged, Fault::RepliesDeleted(rng.random_range(0..SHARDS))]);
+    let speaking = |rng: &mut StdRng| rng.random_range(HTTP..PROFILES.len() - 1);
+    deck.extend(Damage::ALL.iter().map(|damage| Fault::RepliesDamaged(speaking(rng), *damage)));
     deck.extend(Mood::BAD.iter().map(|mood| Fault::ConsumerMood(consumer(rng), *mood)));
     deck
 }

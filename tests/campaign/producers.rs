@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_postgres::{Client, Transaction};
 use tokio_util::sync::CancellationToken;
 
-use crate::consumers::{ALL, FIGURES, LATE, ORDERED, PROFILES, VERSIONS, hex};
+use crate::consumers::{ALL, FIGURES, LATE, ORDERED, PROFILES, REFUSED, VERSIONS, hex};
 use crate::history::{History, Lines};
 use crate::plan::draw;
 use crate::stage::connect;
@@ -315,8 +315,11 @@ fn loose(rng: &mut StdRng, key: String, to: Option<&'static str>) -> (Effect, In
         Some(name) => (Effect::to(name, Payload::Text(text.clone())), vec![name]),
         None => aimed(rng, ALL, &text),
     };
-    let late = rng.random_ratio(1, 12);
-    let version = if late { LATE } else { VERSIONS[rng.random_range(0..VERSIONS.len())] };
+    let version = match rng.random_range(0..24) {
+        0 | 1 => LATE,
+        2 => REFUSED,
+        _ => VERSIONS[rng.random_range(0..VERSIONS.len())],
+    };
     let mut effect = effect.schema_version(version);
     if rng.random_ratio(1, 10) {
         effect = effect.deliver_in(draw(rng, Duration::from_millis(100), Duration::from_secs(4)));

@@ -70,6 +70,15 @@ impl Replica {
         Ok(replica)
     }
 
+    /// Where it answers to `/metrics`, by its log.
+    pub fn admin(&self) -> anyhow::Result<SocketAddr> {
+        let log = std::fs::read_to_string(&self.log)?;
+        let line = log.lines().rfind(|line| line.contains("admin endpoints")).context("the relay has not started")?;
+        let (_, address) = line.split_once("127.0.0.1:").context("an address")?;
+        let port: String = address.chars().take_while(char::is_ascii_digit).collect();
+        Ok(SocketAddr::from(([127, 0, 0, 1], port.parse()?)))
+    }
+
     /// Starts the relay, unless it runs.
     pub fn spawn(&self, running: &mut Running) -> anyhow::Result<()> {
         if running.child.is_some() {

@@ -9,6 +9,7 @@ use rand::rngs::StdRng;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use crate::accounts::{self, Accounts};
 use crate::checker::{self, Case, Tally, Violation};
 use crate::database::{self, Database};
 use crate::history::History;
@@ -59,7 +60,7 @@ pub async fn run(seed: u64, length: Duration, env: &[(&str, &str)], patience: Du
     let producing = tokio::spawn(producers::run(Arc::clone(&log), url.clone(), seed, stop.clone()));
     let working = tokio::spawn(workers::run(Arc::clone(&log), url, seed, stop.clone()));
     let operating = tokio::spawn(operator::watch(Arc::clone(&stage), rest.clone()));
-    nemesis::run(Arc::clone(&stage), Arc::clone(&proxy), plan).await?;
+    let outage = nemesis::run(Arc::clone(&stage), Arc::clone(&proxy), plan, seed, patience).await?;
     stop.cancel();
     producing.await?;
     working.await?;
@@ -82,6 +83,12 @@ pub async fn run(seed: u64, length: Duration, env: &[(&str, &str)], patience: Du
             .iter()
             .map(|link| (link.desk.profile.name, link.desk.receipts()))
             .collect::<BTreeMap<_, _>>(),
+        outages: vec![outage],
+        // Only once all has settled do the figures keep still.
+        accounts: match settled.is_empty() && violations.is_empty() {
+            true => accounts::take(&stage).await?,
+            false => Accounts::default(),
+        },
     };
     let (found, tally) = checker::check(&case);
     violations.extend(found);
@@ -150,7 +157,7 @@ impl Report {
     pub fn print(&self) -> bool {
         let t = &self.tally;
         println!(
-            "seed {}: {} faults in {:.0?}; {} effects, {} deliveries, {} receipts ({} beyond the first), {} commits answered to nobody, {} takeovers; settled {:.1?} after the last fault",
+            "seed {}: {} faults in {:.0?}; {} effects, {} deliveries, {} receipts ({} beyond the first), {} commits answered to nobody, {} takeovers (after {} ms and {} ticks at most); settled {:.1?} after the last fault",
             self.seed,
             self.faults,
             self.lasted,
@@ -160,9 +167,14 @@ impl Report {
             t.duplicates,
             t.unknown,
             t.takeovers,
+            t.longest.millis,
+            t.longest.ticks,
             self.settled_after,
         );
-        println!("  deliveries: {:?}\n  attempts that ended otherwise or again: {:?}", t.tokens, t.ends);
+        println!(
+            "  deliveries: {:?}\n  attempts that ended otherwise or again: {:?}\n  replies that were not believed: {:?}",
+            t.tokens, t.ends, t.orphans
+        );
         for (invariant, count) in self.broken() {
             println!("  BROKEN {invariant}: {count} times");
             for violation in self.violations.iter().filter(|v| v.invariant == invariant).take(SHOWN) {

@@ -40,8 +40,8 @@ probe_max = '1s'
 level = 'info'
 ";
 
-/// What the campaign keeps beside fencepost: rows that commit with effects, counters that order them, and who held
-/// which shard when.
+/// What the campaign keeps beside fencepost: rows that commit with effects, counters that order them, who held which shard
+/// when, and when each relay ticked.
 const SCHEMA: &str = "
 create schema campaign;
 create table campaign.business (part text primary key);
@@ -56,6 +56,14 @@ begin
     values (new.shard, new.epoch, new.relay, old.epoch, old.relay, old.lease_expires_at);
     return null;
 end $$;
+create table campaign.ticks (at timestamptz not null default clock_timestamp(), relay uuid);
+create function campaign.note_tick() returns trigger language plpgsql as $$
+begin
+    insert into campaign.ticks (relay) values (new.relay);
+    return null;
+end $$;
+create trigger note_tick after update on fencepost.relays for each row
+    when (old.tick <> new.tick) execute function campaign.note_tick();
 create trigger note_lease after update on fencepost.shards for each row
     when (old.relay is distinct from new.relay or old.epoch <> new.epoch) execute function campaign.note_lease();
 ";
@@ -84,6 +92,8 @@ pub struct Broker {
     pub wire: FaultProxy,
     /// Past every proxy.
     pub url: String,
+    /// What its queues for replies are named after.
+    pub deployment: String,
 }
 
 impl Stage {
@@ -96,7 +106,8 @@ impl Stage {
         let node = PrivateRabbitmq::start().await?;
         let at_broker = SocketAddr::from(([127, 0, 0, 1], node.port()));
         let sql = "select value from fencepost.settings where name = 'deployment'";
-        amqp::declare(&node.url(), client.query_one(sql, &[]).await?.get(0)).await?;
+        let deployment: String = client.query_one(sql, &[]).await?.get(0);
+        amqp::declare(&node.url(), &deployment).await?;
         let mut consumers = Vec::new();
         for (n, profile) in PROFILES.iter().enumerate() {
             let rng = StdRng::seed_from_u64(seed ^ (0xc0 + n as u64));
@@ -124,7 +135,7 @@ impl Stage {
         let brokers =
             format!("[brokers.default]\nurl_file = '{}'\nheartbeat = '1s'\nblocked_max = '5s'\n", at.display());
         std::fs::write(&config, format!("{CONFIG}{brokers}"))?;
-        let broker = Broker { url: node.url(), node: Mutex::new(node), wire };
+        let broker = Broker { url: node.url(), node: Mutex::new(node), wire, deployment };
         let mut replicas = Vec::new();
         for n in 0..relays {
             replicas.push(Replica::start(n, &url, &config, history.folder(), env).await?);

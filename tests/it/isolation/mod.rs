@@ -5,6 +5,7 @@ mod claims;
 mod clogged;
 mod fairness;
 mod lag;
+mod left_behind;
 mod neighbours;
 mod reconciler;
 mod restarts;
