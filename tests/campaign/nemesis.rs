@@ -62,7 +62,7 @@ pub async fn run(
 }
 
 /// One consumer hears and never answers until the others have all that was theirs when it had lasted for a while, or get
-/// nothing more.
+/// nothing more. Nothing else is wrong but that each relay once is not told that it has opened a flight.
 async fn outage(stage: &Stage, down: usize, patience: Duration) -> anyhow::Result<Outage> {
     let desk = &stage.consumers[down].desk;
     let (of, from) = (desk.profile.name, now());
