@@ -220,11 +220,16 @@ fn explain(error: &lapin::Error, broker: &Broker, host: &Host) -> String {
             host.name
         ),
         (_, Some(rustls::Error::AlertReceived(_))) => {
-            format!("the broker refused our side of TLS: does it trust cert_file of [brokers.{name}], and is one configured?")
+            format!(
+                "the broker refused our side of TLS: does it trust cert_file of [brokers.{name}], and is one configured?"
+            )
         }
-        // What RabbitMQ answers to a mechanism it does not have.
+        // What RabbitMQ answers to a mechanism it does not have; and a refusal of TLS is lost where its reset overtakes it.
         (None, None) if matches!(login, Login::Certificate) && is_hung_up(error) => {
-            "it hung up: does it let anybody log in by certificate? enable rabbitmq_auth_mechanism_ssl there, and EXTERNAL in auth_mechanisms".into()
+            format!(
+                "it hung up: does it trust cert_file of [brokers.{name}], and let anybody log in by certificate? enable \
+                 rabbitmq_auth_mechanism_ssl there, and EXTERNAL in auth_mechanisms"
+            )
         }
         _ => return words,
     };
