@@ -31,7 +31,9 @@ pub enum EdgeError {
         #[source]
         source: SecretError,
     },
-    #[error("consumer {consumer}: its url is refused; write another host, or allow its network under [egress]")]
+    #[error(
+        "consumer {consumer}: its url is refused; write another host, or name its network in [http] allow where the reason permits it"
+    )]
     Egress {
         consumer: String,
         #[source]

@@ -12,7 +12,7 @@ use crate::cli::consumers::contract;
 use crate::cli::global::Global;
 use crate::cli::output::plain;
 use crate::cli::{Exit, Usage};
-use crate::model::consumer::{AckMode, ConsumerEntry};
+use crate::model::consumer::{AckMode, ConsumerEntry, OnAmbiguous};
 use crate::model::token::{Fact, Waiting};
 use crate::store::consumers;
 use crate::store::inspect::deliveries::{self, Delivery};
@@ -118,15 +118,16 @@ async fn edges(client: &Client, deliveries: &[Delivery]) -> anyhow::Result<Vec<E
         .collect())
 }
 
-/// Whether a duplicate would be absorbed there.
+/// Whether a duplicate would be absorbed there, as far as its declaration tells.
 fn duplicate(entry: Option<&ConsumerEntry>) -> &'static str {
-    match entry.map(|entry| entry.ack.unwrap_or(AckMode::Optional)) {
-        Some(AckMode::Required) => "would be absorbed: this consumer answers for every key",
-        Some(AckMode::Optional) => {
-            "would be absorbed only if this consumer dedups: it may answer for a key, and need not"
-        }
-        Some(AckMode::None) => "would NOT be absorbed as far as is known: this consumer never answers for a key",
-        None => "unknown: the consumer's declaration cannot be read",
+    let Some(entry) = entry else { return "unknown: the consumer's declaration cannot be read" };
+    if entry.on_ambiguous == Some(OnAmbiguous::Hold) {
+        return "must be feared: this consumer is declared as one where a duplicate costs (on_ambiguous = hold)";
+    }
+    match entry.ack.unwrap_or(AckMode::Optional) {
+        AckMode::Required => "would be absorbed if this consumer dedups, as one that answers for every key should",
+        AckMode::Optional => "would be absorbed only if this consumer dedups: it may answer for a key, and need not",
+        AckMode::None => "would NOT be absorbed as far as is known: this consumer never answers for a key",
     }
 }
 

@@ -29,8 +29,15 @@ pub fn findings(status: &Status, lease: Duration) -> Vec<String> {
     for alarm in &status.alarms {
         found.push(format!("alarm {} {}: {} (fencepost alarms resolve)", alarm.name, alarm.object, alarm.detail));
     }
+    let came_back = |gone: &Relay| {
+        let after = |r: &&Relay| {
+            r.name == gone.name && !r.stopped && !silent(r.age_seconds, lease) && r.up_seconds < gone.age_seconds
+        };
+        status.relays.iter().any(|r| after(&r))
+    };
+    // One that died and was started again under its name is no finding: it is served.
     for Relay { name, relay, age_seconds, .. } in
-        status.relays.iter().filter(|r| !r.stopped && silent(r.age_seconds, lease))
+        status.relays.iter().filter(|r| !r.stopped && silent(r.age_seconds, lease) && !came_back(r))
     {
         found.push(format!("relay {name} ({relay}) has not ticked for {}", span(*age_seconds)));
     }

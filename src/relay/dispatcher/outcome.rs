@@ -59,9 +59,11 @@ impl State {
                 }
             }
             Next::Park(parking) => {
-                tracing::info!(consumer = %name, key = %effect.key, attempt = %decision.attempt, next = %parking.state, reason = %parking.reason, "parked");
                 if let Some(lane) = self.lane_of(shard, epoch) {
+                    tracing::info!(consumer = %name, key = %effect.key, attempt = %decision.attempt, next = %parking.state, reason = %parking.reason, "parked");
                     behind = lane.parked(key.as_deref(), was_parked, parking.state);
+                } else {
+                    tracing::info!(consumer = %name, key = %effect.key, attempt = %decision.attempt, reason = %parking.reason, "late: another relay holds its shard, and what becomes of it");
                 }
             }
         }

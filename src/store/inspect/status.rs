@@ -81,7 +81,10 @@ pub struct Relay {
     pub version: String,
     pub tick: i64,
     pub token: String,
+    /// Since its last tick.
     pub age_seconds: f64,
+    /// Since its start.
+    pub up_seconds: f64,
     pub shards: i64,
     pub stopped: bool,
 }
@@ -339,7 +342,7 @@ async fn relays(tx: &Transaction<'_>) -> Result<Vec<Relay>> {
              select r.relay::text, r.name, r.version, r.tick, r.token,
                     extract(epoch from clock_timestamp() - r.at)::float8,
                     (select count(*) from fencepost.shards s where s.relay = r.relay and s.lease_expires_at > clock_timestamp()),
-                    r.stopped_at is not null
+                    r.stopped_at is not null, extract(epoch from clock_timestamp() - r.started_at)::float8
              from fencepost.relays r
              where r.at > clock_timestamp() - interval '1 day'
                 or r.relay in (select relay from fencepost.shards)
@@ -358,6 +361,7 @@ async fn relays(tx: &Transaction<'_>) -> Result<Vec<Relay>> {
             age_seconds: row.get(5),
             shards: row.get(6),
             stopped: row.get(7),
+            up_seconds: row.get(8),
         })
         .collect())
 }

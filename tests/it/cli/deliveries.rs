@@ -86,6 +86,21 @@ async fn retry_previews_then_makes_it_due_with_a_fresh_budget() {
     assert!(out.contains("t1:1") && out.contains("ack=optional") && out.contains("absorbed only if"), "{out}");
     assert!(err.contains("nothing was changed"), "{err}");
     assert_eq!(one::<i64>(&db, "select count(*) from fencepost.parked where state = 'retry'").await, 0);
+    // What a declaration says of answers is no promise of dedup, least of all where a duplicate costs.
+    for (declared, told) in [
+        (r#"{"ack": "required"}"#, "absorbed if this consumer dedups"),
+        (r#"{"on_ambiguous": "hold"}"#, "must be feared"),
+    ] {
+        let sql = format!("update fencepost.consumers set spec = spec || '{declared}'");
+        db.client().await.batch_execute(&sql).await.unwrap();
+        let (_, out, _) = deliveries(&db, &["retry", "--consumer", "a"]).await;
+        assert!(out.contains(told), "{declared}: {out}");
+    }
+    db.client()
+        .await
+        .batch_execute("update fencepost.consumers set spec = spec - 'ack' - 'on_ambiguous'")
+        .await
+        .unwrap();
 
     let (code, _, err) = deliveries(&db, &["retry", "t1:1", YES[0], YES[1], YES[2]]).await;
     assert_eq!(code, 0, "{err}");

@@ -218,3 +218,30 @@ async fn status_says_that_deliveries_wait_and_no_relay_runs() {
     let (notices, findings) = ticked("1 hour", true, 1).await;
     assert!(findings.contains("no relay runs (the last ticked 1h00m ago)") && notices == "[]", "{notices} {findings}");
 }
+
+#[tokio::test]
+async fn a_relay_that_died_is_a_finding_until_one_of_its_name_is_back() {
+    let db = with_consumers(&["a"]).await;
+    let client = db.client().await;
+    let relay = async |name: &str, ticked: &str| {
+        let sql = format!(
+            "insert into fencepost.relays (relay, name, version, token, started_at, at)
+             values (gen_random_uuid(), '{name}', '1', 'idle', clock_timestamp() - interval '{ticked}' - interval '1 minute',
+                     clock_timestamp() - interval '{ticked}')"
+        );
+        client.batch_execute(&sql).await.unwrap();
+    };
+    relay("r1", "1 hour").await;
+    relay("r2", "1 second").await;
+    let status = json(&db, NOTHING, 1, &["status"]).await;
+    let finding = status["findings"][0].as_str().unwrap();
+    assert!(finding.starts_with("relay r1 ") && finding.contains("has not ticked for 1h00m"), "{finding}");
+    relay("r1", "1 second").await;
+    assert_eq!(json(&db, NOTHING, 0, &["status"]).await["findings"], value!([]));
+    // One that ran beside it all the while is not the one that came back.
+    client
+        .batch_execute("update fencepost.relays set started_at = clock_timestamp() - interval '2 hours'")
+        .await
+        .unwrap();
+    json(&db, NOTHING, 1, &["status"]).await;
+}
