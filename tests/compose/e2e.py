@@ -288,9 +288,9 @@ def the_ledgers_agree(load):
     print(f"  ended {proof['ended']}, attempts {proof['attempts']}, completions {proof['completions']}", flush=True)
     if ended != check["promised"] or proof["waiting"]:
         raise Failed(f"the outbox has {ended} deliveries, the producers promised {check['promised']}")
-    for token in ("lost", "ambiguous"):
-        if not proof["attempts"].get(token):
-            raise Failed(f"no attempt ended {token}: the faults hit nothing")
+    # How many attempts a crash hits is chance; that each fault happened, its step has seen.
+    if not proof["attempts"].get("ambiguous"):
+        raise Failed("no attempt is known to be ambiguous, although a consumer was paused amid them")
     # Not its exit code: relays that crashed have not said goodbye, and stand there for a day.
     status = loads(cli("--json", "status", check=False).stdout)
     stuck = [edge["name"] for edge in status["edges"] if {"dead", "in_doubt"} & edge["waiting"].keys()]
