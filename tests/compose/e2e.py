@@ -160,9 +160,10 @@ def a_worker_crashes():
 def the_workers_are_paused():
     worker = one("worker")
     lost = "select count(*) from fencepost.tasks where status = 'running' and lease_expires_at < clock_timestamp()"
-    docker("pause", worker)
+    # Before the pause: Compose v2 would start the paused one anew.
     compose("up", "-d", "--no-build", "--no-deps", "--no-recreate", "--scale", "worker=2", "worker")
     eventually("a second pool works", lambda: len(containers("worker")) == 2)
+    docker("pause", worker)
     eventually("the leases of the paused ones are taken over", lambda: int(sql(lost)) == 0)
     docker("unpause", worker)
     progress("with two pools of workers")
