@@ -96,8 +96,10 @@ pub struct Share {
     _effect: Option<Arc<Charge>>,
 }
 
-/// What a delivery takes up beside its payload, in bytes.
-const OVERHEAD: u64 = 512;
+/// What an effect takes up, in bytes: its payload, and half a kilobyte beside it.
+fn size(effect: &Effect) -> u64 {
+    effect.payload.len() as u64 + 512
+}
 
 impl Delivery {
     pub fn id(&self) -> DeliveryId {
@@ -167,20 +169,20 @@ impl ByteBudget {
         self.room() >= self.inner.limit.div_ceil(4)
     }
 
-    /// The shares of an effect that was read already: one large effect may go over the limit, never two readings.
-    pub fn shares(&self, effect: &Effect, deliveries: usize) -> Vec<Share> {
-        let bytes = effect.payload.len() as u64 + OVERHEAD;
-        if deliveries == 1 {
-            return vec![Share { _own: Some(self.charge(bytes, 1)), _effect: None }];
+    /// The shares of an effect that was read already, one for each of its targets: one large effect may go over the limit,
+    /// never two readings.
+    pub fn shares(&self, effect: &Effect) -> Vec<Share> {
+        if effect.targets.len() == 1 {
+            return vec![Share { _own: Some(self.charge(size(effect), 1)), _effect: None }];
         }
-        let effect = Arc::new(self.charge(bytes, 0));
-        let share = || Share { _own: Some(self.charge(0, 1)), _effect: Some(Arc::clone(&effect)) };
-        (0..deliveries).map(|_| share()).collect()
+        let bytes = Arc::new(self.charge(size(effect), 0));
+        let share = |_| Share { _own: Some(self.charge(0, 1)), _effect: Some(Arc::clone(&bytes)) };
+        effect.targets.iter().map(share).collect()
     }
 
     /// The share of a delivery whose place is bounded otherwise.
     pub fn bytes_of(&self, effect: &Effect) -> Share {
-        Share { _own: Some(self.charge(effect.payload.len() as u64 + OVERHEAD, 0)), _effect: None }
+        Share { _own: Some(self.charge(size(effect), 0)), _effect: None }
     }
 
     fn charge(&self, bytes: u64, deliveries: usize) -> Charge {

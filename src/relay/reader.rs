@@ -268,7 +268,7 @@ impl Reader {
         let (mut due, mut later) = (Vec::with_capacity(count), Vec::new());
         for read in opened.effects {
             let effect = Arc::new(read.effect);
-            let shares = self.budget.shares(&effect, effect.targets.len());
+            let shares = self.budget.shares(&effect);
             for (consumer, share) in effect.targets.iter().zip(shares) {
                 let delivery = Delivery {
                     effect: Arc::clone(&effect),

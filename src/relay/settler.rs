@@ -172,19 +172,23 @@ impl Writer {
                 () = tokio::time::sleep(ASK_EVERY), if !self.unflushed.is_empty() => {}
             }
             if GATHERED.contains(&group.len()) && !group.iter().any(Entry::is_awaited) {
-                // A ring for what was written long ago only shortens the moment.
-                let _ = tokio::time::timeout(GATHER_FOR, self.awaited.notified()).await;
-                while group.len() < BATCH_MAX
-                    && let Ok(entry) = entries.try_recv()
-                {
-                    group.push(entry);
-                }
+                self.gather(&mut entries, &mut group).await;
             }
             self.write(std::mem::take(&mut group)).await;
             group.reserve(BATCH_MAX);
             if self.abandon.is_cancelled() {
                 return;
             }
+        }
+    }
+
+    async fn gather(&self, entries: &mut mpsc::UnboundedReceiver<Entry>, group: &mut Vec<Entry>) {
+        // A ring for what was written long ago only shortens the moment.
+        let _ = tokio::time::timeout(GATHER_FOR, self.awaited.notified()).await;
+        while group.len() < BATCH_MAX
+            && let Ok(entry) = entries.try_recv()
+        {
+            group.push(entry);
         }
     }
 

@@ -94,7 +94,7 @@ with held as materialized (
     where not exists (select 1 from fencepost.ledger l where l.effect_id = u.id and l.consumer_id = u.consumer_id offset 0)
       and not exists (select 1 from fencepost.parked p where p.effect_id = u.id and p.consumer_id = u.consumer_id offset 0)
 ), missing as (
-    select distinct e.id, e.shard, m.consumer_id,
+    select e.id, e.shard, m.consumer_id,
            case when c.spec->>'ordering' = 'key' then e.ordering_key end as ordering_key,
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold
     from silent m cross join lateral ({EFFECT_OF_M}) e

@@ -14,6 +14,10 @@ fn silent(age_seconds: f64, lease: Duration) -> bool {
     age_seconds > 3.0 * lease.as_secs_f64()
 }
 
+fn runs(relay: &Relay, lease: Duration) -> bool {
+    !relay.stopped && !silent(relay.age_seconds, lease)
+}
+
 /// Dead, in doubt, an alarm, a tick older than three leases, be it of the only relay there was.
 pub fn findings(status: &Status, lease: Duration) -> Vec<String> {
     let mut found = Vec::new();
@@ -30,10 +34,8 @@ pub fn findings(status: &Status, lease: Duration) -> Vec<String> {
         found.push(format!("alarm {} {}: {} (fencepost alarms resolve)", alarm.name, alarm.object, alarm.detail));
     }
     let came_back = |gone: &Relay| {
-        let after = |r: &&Relay| {
-            r.name == gone.name && !r.stopped && !silent(r.age_seconds, lease) && r.up_seconds < gone.age_seconds
-        };
-        status.relays.iter().any(|r| after(&r))
+        let since = |r: &Relay| r.name == gone.name && r.up_seconds < gone.age_seconds;
+        status.relays.iter().any(|r| runs(r, lease) && since(r))
     };
     // One that died and was started again under its name is no finding: it is served.
     for Relay { name, relay, age_seconds, .. } in
@@ -75,7 +77,7 @@ struct Unserved {
 
 fn unserved(status: &Status, lease: Duration) -> Option<Unserved> {
     let waiting: i64 = status.edges.iter().map(Edge::moving).sum();
-    if waiting == 0 || status.relays.iter().any(|relay| !relay.stopped && !silent(relay.age_seconds, lease)) {
+    if waiting == 0 || status.relays.iter().any(|relay| runs(relay, lease)) {
         return None;
     }
     let oldest = status.edges.iter().filter_map(|edge| edge.oldest_waiting_seconds).reduce(f64::max).unwrap_or(0.0);

@@ -24,18 +24,13 @@ impl State {
         let (delivery, outcome) = match ended {
             Ended::With { delivery, outcome } => (delivery, outcome),
             Ended::Before(delivery) => {
-                self.free(&delivery);
-                self.gate.withdrawn(Instant::now());
+                self.withdraw(&delivery);
                 // Its flight need not wait for it.
                 let (verdict, durability) = (Verdict::Known, Durability::Lazy);
                 return self.settle(Settlement { delivery, verdict, end: None, durability });
             }
-            Ended::NotStarted(delivery) => {
-                // Its shard is lost: dropped, and its key is free.
-                self.free(&delivery);
-                self.gate.withdrawn(Instant::now());
-                return;
-            }
+            // Its shard is lost: dropped.
+            Ended::NotStarted(delivery) => return self.withdraw(&delivery),
         };
         self.report(&outcome);
         let (shard, epoch) = (delivery.lease.shard, delivery.lease.epoch);
@@ -116,6 +111,12 @@ impl State {
                 tracing::error!(error = %report(&error), "an alarm could not be written");
             }
         });
+    }
+
+    /// It was not sent after all: its key is free, and it says nothing of the consumer.
+    fn withdraw(&mut self, delivery: &Delivery) {
+        self.free(delivery);
+        self.gate.withdrawn(Instant::now());
     }
 
     pub(super) fn free(&mut self, delivery: &Delivery) {
