@@ -302,7 +302,9 @@ create table fencepost.shards (
     shard            smallint primary key,
     epoch            bigint not null default 0,
     relay            uuid,
-    lease_expires_at timestamptz
+    lease_expires_at timestamptz,
+    -- Since then nobody has begun an attempt that its holders may have left open. Null once these are ended.
+    left_at          timestamptz
 ) with (fillfactor = 25);
 
 create table fencepost.relays (

@@ -192,6 +192,15 @@ pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const DEFAULT_AMQP_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ConsumerEntry {
+    /// The total deadline of one attempt.
+    pub fn attempt_timeout(&self) -> Duration {
+        let default = match self.kind {
+            Kind::Http => DEFAULT_TIMEOUT,
+            Kind::Amqp => DEFAULT_CONFIRM_TIMEOUT,
+        };
+        self.timeout.as_deref().and_then(duration::parse).unwrap_or(default)
+    }
+
     /// Checks the entry on its own and names every fault at once.
     pub fn check(&self, id: ConsumerId) -> Result<Consumer, Vec<Fault>> {
         let mut faults = Faults::default();
@@ -219,9 +228,9 @@ impl ConsumerEntry {
             }
             (None, _) => OnAmbiguous::Retry,
         };
-        let (in_flight, deadline, connect) = match self.kind {
-            Kind::Http => (DEFAULT_CONCURRENCY, DEFAULT_TIMEOUT, DEFAULT_CONNECT_TIMEOUT),
-            Kind::Amqp => (DEFAULT_WINDOW, DEFAULT_CONFIRM_TIMEOUT, DEFAULT_AMQP_CONNECT_TIMEOUT),
+        let (in_flight, connect) = match self.kind {
+            Kind::Http => (DEFAULT_CONCURRENCY, DEFAULT_CONNECT_TIMEOUT),
+            Kind::Amqp => (DEFAULT_WINDOW, DEFAULT_AMQP_CONNECT_TIMEOUT),
         };
         let concurrency = NonZeroU32::new(self.concurrency.unwrap_or(in_flight)).filter(|n| n.get() <= 4096);
         if concurrency.is_none() {
@@ -230,7 +239,8 @@ impl ConsumerEntry {
         if self.rate == Some(0) {
             faults.add("rate", "0 would never send anything", "attempts per second, or pause the consumer instead");
         }
-        let timeout = faults.duration("timeout", self.timeout.as_deref()).unwrap_or(deadline);
+        faults.duration("timeout", self.timeout.as_deref());
+        let timeout = self.attempt_timeout();
         let connect_timeout =
             faults.duration("connect_timeout", self.connect_timeout.as_deref()).unwrap_or(connect.min(timeout / 2));
         if connect_timeout >= timeout {

@@ -24,12 +24,15 @@ use crate::model::token::TickToken;
 use crate::mutant::{self, Mutant};
 use crate::store::session::Session;
 use crate::store::shards::Roster;
-use crate::store::{self, Database, Result, alarms, flights, lags, parking, relays, shards};
+use crate::store::{self, Database, Result, alarms, consumers, flights, lags, parking, relays, shards};
 
 /// How often a relay looks for shards while others hold some.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often it looks whether a shard it gives way in is free of deliveries.
 const YIELD_LOOK: Duration = Duration::from_millis(20);
+
+/// So many leases after its deadline an attempt's end is written down, or its relay has left the shard.
+const TO_SETTLE: u32 = 4;
 
 pub struct Keeper {
     pub database: Database,
@@ -293,9 +296,11 @@ impl Keeper {
             swept.in_doubt += lost.in_doubt;
             metrics::counter!("fencepost_flights_lost_total").increment(1);
         }
+        let longest = consumers::longest_attempt(client).await? + TO_SETTLE * self.lease;
+        swept.overtaken = flights::end_overtaken(client, lease.shard, lease.epoch, longest).await?;
         parking::mend(client, &[(lease.shard, lease.epoch)]).await?;
         if swept != flights::Swept::default() {
-            tracing::warn!(shard = %lease.shard, retried = swept.retried, in_doubt = swept.in_doubt, dead = swept.dead, "a predecessor's attempts were lost");
+            tracing::warn!(shard = %lease.shard, retried = swept.retried, in_doubt = swept.in_doubt, dead = swept.dead, overtaken = swept.overtaken, "a predecessor's attempts were lost");
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The consumers: what is declared, what a file would change, and the state all relays share.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -105,6 +105,15 @@ pub async fn load(client: &impl GenericClient) -> Result<Vec<Stored>> {
             retired: row.get(6),
         })
         .collect())
+}
+
+/// The longest that an attempt at any consumer may take, as they are declared now.
+pub async fn longest_attempt(client: &Client) -> Result<Duration> {
+    let mut longest = Duration::ZERO;
+    for consumer in load(client).await? {
+        longest = longest.max(consumer.entry()?.attempt_timeout());
+    }
+    Ok(longest)
 }
 
 /// What applying these entries would do now.

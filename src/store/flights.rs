@@ -1,5 +1,7 @@
 //! What becomes of flights whose relay is gone: closed as `lost`, their unfinished deliveries parked.
 
+use std::time::Duration;
+
 use tokio_postgres::Client;
 
 use super::Result;
@@ -15,6 +17,8 @@ pub struct Swept {
     pub in_doubt: u64,
     /// Deliveries that were being attempted at the death of three relays.
     pub dead: u64,
+    /// Attempts whose delivery had ended otherwise while they were out.
+    pub overtaken: u64,
 }
 
 /// So many deaths of a relay during attempts of one delivery make it `dead`: it may be what kills them.
@@ -66,7 +70,11 @@ with guard as (
 select count(*) filter (where state <> 'in_doubt'), count(*) filter (where state = 'in_doubt') from parked"
     );
     let row = client.query_one(&sql, &[&shard.0, &seq.0, &epoch.0]).await?;
-    Ok(Swept { retried: row.get::<_, i64>(0).unsigned_abs(), in_doubt: row.get::<_, i64>(1).unsigned_abs(), dead: 0 })
+    Ok(Swept {
+        retried: row.get::<_, i64>(0).unsigned_abs(),
+        in_doubt: row.get::<_, i64>(1).unsigned_abs(),
+        ..Swept::default()
+    })
 }
 
 /// Ends attempts from the parking lot that were started and never ended: their relay is gone, or has lost the shard. Only
@@ -109,5 +117,34 @@ select count(*) filter (where state = 'retry'), count(*) filter (where state = '
         )
         .await?;
     let count = |n: usize| row.get::<_, i64>(n).unsigned_abs();
-    Ok(Swept { retried: count(0), in_doubt: count(1), dead: count(2) })
+    Ok(Swept { retried: count(0), in_doubt: count(1), dead: count(2), ..Swept::default() })
+}
+
+/// Ends what is still open of a shard's attempts when flights and parking lot are swept: their deliveries ended while they
+/// were out, by a late word or an operator's. With it the shard is swept. `longest`: no attempt was begun so long before its
+/// holder left the shard.
+pub async fn end_overtaken(client: &Client, shard: Shard, epoch: ShardEpoch, longest: Duration) -> Result<u64> {
+    let ended = client
+        .execute(
+            "-- store::end_overtaken
+with swept as (
+    update fencepost.shards s set left_at = null
+    from (select shard, left_at from fencepost.shards where shard = $1 and epoch = $2 and left_at is not null for update) h
+    where s.shard = h.shard
+    returning h.left_at
+)
+insert into fencepost.attempts (effect_id, consumer_id, attempt, ended, relay, token)
+select a.effect_id, a.consumer_id, a.attempt, true, a.relay, 'lost'
+from swept cross join lateral (
+    select * from fencepost.attempts b where b.at >= swept.left_at - make_interval(secs => $3) and not b.ended offset 0
+) a
+where not exists (select 1 from fencepost.attempts z where z.effect_id = a.effect_id and z.consumer_id = a.consumer_id
+                  and z.attempt = a.attempt and z.ended offset 0)
+  and exists (select 1 from fencepost.effects e where e.id = a.effect_id and e.shard = $1
+              union all select 1 from fencepost.effects_kept k where k.id = a.effect_id and k.shard = $1 offset 0)
+on conflict do nothing",
+            &[&shard.0, &epoch.0, &longest.as_secs_f64()],
+        )
+        .await?;
+    Ok(ended)
 }

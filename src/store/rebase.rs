@@ -217,7 +217,8 @@ with {UNFINISHED}, turn as (
 ), lags as (
     delete from fencepost.lags
 ), shards as (
-    update fencepost.shards set epoch = epoch + 1, relay = null, lease_expires_at = null
+    update fencepost.shards set epoch = epoch + 1, relay = null, lease_expires_at = null,
+        left_at = coalesce(left_at, lease_expires_at)
 ), history as (
     update fencepost.history set log_floor = $1, log_system = (select c.system_identifier from pg_control_system() c)
 )
@@ -252,7 +253,8 @@ pub async fn new_history(client: &mut Client, reason: &Reason) -> Result<i64> {
         .query_one(
             "-- store::new_history
              with shards as (
-                 update fencepost.shards set epoch = epoch + 1, relay = null, lease_expires_at = null
+                 update fencepost.shards set epoch = epoch + 1, relay = null, lease_expires_at = null,
+        left_at = coalesce(left_at, lease_expires_at)
              )
              update fencepost.history set epoch_base = epoch_base + 1048576 returning epoch_base",
             &[],

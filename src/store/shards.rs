@@ -81,7 +81,8 @@ pub async fn take(client: &mut Client, shard: Shard, relay: Uuid, lease: Duratio
                  where shard = $1 and (relay is null or lease_expires_at <= clock_timestamp()) for update skip locked
              )
              update fencepost.shards s
-             set relay = $2, epoch = epoch + 1, lease_expires_at = clock_timestamp() + make_interval(secs => $3)
+             set relay = $2, epoch = epoch + 1, lease_expires_at = clock_timestamp() + make_interval(secs => $3),
+                 left_at = coalesce(s.left_at, s.lease_expires_at)
              from free where s.shard = free.shard
              returning s.epoch",
             &[&shard.0, &relay, &lease.as_secs_f64()],
@@ -152,7 +153,8 @@ pub async fn release(client: &Client, relay: Uuid, held: &[(Shard, ShardEpoch)])
         .execute(
             "-- store::release_shards
              with released as (
-                 update fencepost.shards s set relay = null, lease_expires_at = null
+                 update fencepost.shards s
+                 set relay = null, lease_expires_at = null, left_at = coalesce(s.left_at, clock_timestamp())
                  from unnest($2::smallint[], $3::bigint[]) as h (shard, epoch)
                  where s.shard = h.shard and s.epoch = h.epoch and s.relay = $1
                  returning s.shard

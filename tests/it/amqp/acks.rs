@@ -356,6 +356,40 @@ async fn a_word_before_its_confirm_acts_as_soon_as_the_confirm_comes() {
     amqp.rig.rests().await;
 }
 
+/// A word ends the delivery while another attempt of it is out, and the relay dies before it learns how that one ended:
+/// nothing is parked any more, and the attempt has its end all the same.
+#[tokio::test]
+async fn an_attempt_that_a_word_overtook_is_ended_after_the_death_of_its_relay() {
+    let patient = format!("{REQUIRED}\nack_timeout = '1h'\ntimeout = '60s'");
+    let amqp = AmqpRig::new(&patient).await;
+    let port = fencepost::model::broker::Broker::from_url("b", amqp.url()).unwrap().hosts[0].port;
+    // What the broker tells the publisher can be held back; replies come through.
+    let wire = FaultProxy::start_for(format!("127.0.0.1:{port}").parse().unwrap(), b"fencepost publish").await;
+    let url = amqp.file("amqp-url", &amqp.url().replace(&format!(":{port}/"), &format!(":{}/", wire.port())));
+    amqp.configure_broker(&format!("url_file = '{url}'\nheartbeat = '120s'"), &patient);
+    let mut relay = amqp.relay().await;
+    let key = amqp.rig.emit("pay-1", "billing").await;
+    let first = amqp.receive(1).await.remove(0);
+    amqp.rig.becomes(&key, "billing", "unacked").await;
+    wire.set(Direction::ToClient, Fault::Hold);
+    amqp.reply(&first, "not-applied").await;
+    let second = amqp.receive(1).await.remove(0);
+    assert_eq!(id(&second), key);
+    amqp.reply(&second, "applied").await;
+    amqp.rig.becomes(&key, "billing", "applied").await;
+    relay.kill().await;
+    let open = "select count(*) from fencepost.attempts s where not s.ended
+                and not exists (select from fencepost.attempts z where z.attempt = s.attempt and z.ended)";
+    assert_eq!(amqp.rig.count(open).await, 1, "no confirm has come for the second attempt");
+    assert_eq!(amqp.rig.count("select count(*) from fencepost.parked").await, 0);
+    wire.set(Direction::ToClient, Fault::None);
+    let _next = amqp.relay().await;
+    amqp.rig.counts(open, 0).await;
+    assert_eq!(amqp.rig.tokens(&key, "billing").await, ["confirmed", "lost"]);
+    assert_eq!(amqp.rig.delivery(&key, "billing").await.token.as_deref(), Some("applied"));
+    amqp.rig.rests().await;
+}
+
 /// A word whose delivery needs none any more is not kept for ever.
 #[tokio::test]
 async fn a_word_for_a_delivery_that_has_ended_is_forgotten() {

@@ -5,6 +5,7 @@ use fencepost::demo::embedded::rabbitmq::{PrivateRabbitmq, Tls};
 
 use super::rig::AmqpRig;
 use crate::support::broker::fresh;
+use crate::support::eventually;
 use crate::support::tls::Authority;
 
 const REQUIRED: &str = "ack = 'required'";
@@ -53,9 +54,14 @@ async fn a_relay_is_known_by_its_certificate_alone() {
     amqp.rig.becomes(&key, "billing", "unacked").await;
     assert_eq!(amqp.rig.tokens(&key, "billing").await, ["confirmed"]);
     // By which the broker knows its connections: both are the certificate's, over TLS, without a password.
-    let connections = node.ctl(&["list_connections", "user", "ssl", "auth_mechanism"]).await.unwrap();
-    let relays: Vec<&str> = connections.lines().filter(|line| line.starts_with(USER)).collect();
-    assert_eq!(relays, [format!("{USER}\ttrue\tEXTERNAL"), format!("{USER}\ttrue\tEXTERNAL")], "{connections}");
+    // The one that reads replies is opened by itself: nothing that was published waits for it.
+    let connections = eventually("both connections are there", async || {
+        let listed = node.ctl(&["list_connections", "user", "ssl", "auth_mechanism"]).await.unwrap();
+        let relays: Vec<String> = listed.lines().filter(|line| line.starts_with(USER)).map(str::to_owned).collect();
+        (relays.len() >= 2).then_some(relays)
+    })
+    .await;
+    assert_eq!(connections, [format!("{USER}\ttrue\tEXTERNAL"), format!("{USER}\ttrue\tEXTERNAL")]);
     amqp.reply(&message, "applied").await;
     amqp.rig.becomes(&key, "billing", "applied").await;
     amqp.rig.rests().await;
