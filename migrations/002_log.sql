@@ -92,15 +92,15 @@ create function fencepost.doorbell_class() returns integer
 language sql immutable parallel safe as $$ select 1717923427 $$;
 
 -- Wakes the holder of a shard if it sleeps. A try-lock that succeeds keeps it awake until this transaction ends.
-create function fencepost.ring(shard smallint) returns void
-language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+create function fencepost.ring(shard smallint) returns boolean
+language plpgsql volatile as $$
 begin
-    if coalesce(current_setting('fencepost.doorbell', true), '') = 'off' then
-        return;
+    if current_setting('fencepost.doorbell', true) = 'off'
+       or pg_try_advisory_xact_lock_shared(fencepost.doorbell_class(), shard) then
+        return false;
     end if;
-    if not pg_try_advisory_xact_lock_shared(fencepost.doorbell_class(), shard) then
-        perform pg_notify('fencepost_doorbell', shard::text);
-    end if;
+    perform pg_notify('fencepost_doorbell', shard::text);
+    return true;
 end $$;
 
 -- The timeline being written now. The control file's is the last checkpoint's, which lags behind a promotion.

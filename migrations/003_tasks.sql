@@ -3,28 +3,48 @@
 -- An epoch's word is in its task's row while it is the task's last word (token is set, status completed or failed), and
 -- in task_epochs otherwise. Parameters bear the names of the contract, hence use_column and the qualified parameters.
 
--- Limits, read once per call.
-create type fencepost.limits as (
-    shards integer, payload integer, headers integer, effects integer, targets integer, task_payload integer
+-- The limits as the functions read them, once per call: settings, checked and cast when they are changed.
+create table fencepost.limits (
+    only_row     boolean primary key default true check (only_row),
+    shards       integer not null,
+    payload      integer not null,
+    headers      integer not null,
+    effects      integer not null,
+    targets      integer not null,
+    task_payload integer not null
 );
 
--- plpgsql, not sql, here and wherever a function is called on the hot path and cannot be inlined: the body of an SQL
--- function is planned anew in every transaction.
-create function fencepost.limits() returns fencepost.limits
+create function fencepost.limit_of(setting text) returns integer
 language plpgsql stable as $$
 declare
-    lim fencepost.limits;
+    given text := (select s.value from fencepost.settings s where s.name = setting);
 begin
-    select max(s.value) filter (where s.name = 'shards'),
-           max(s.value) filter (where s.name = 'payload_max_bytes'),
-           max(s.value) filter (where s.name = 'headers_max_bytes'),
-           max(s.value) filter (where s.name = 'effects_max'),
-           max(s.value) filter (where s.name = 'targets_max'),
-           max(s.value) filter (where s.name = 'task_payload_max_bytes')
-    into lim
-    from fencepost.settings s;
-    return lim;
+    if given ~ '^[0-9]{1,9}$' is not true then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('settings.%I: %s is not a whole number', setting, coalesce(quote_literal(given), 'nothing'));
+    end if;
+    return given::integer;
 end $$;
+
+create function fencepost.read_limits() returns trigger
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    -- Whoever changes another setting meanwhile waits here, and then sees this one.
+    perform from fencepost.limits for update;
+    insert into fencepost.limits values (
+        true, fencepost.limit_of('shards'), fencepost.limit_of('payload_max_bytes'), fencepost.limit_of('headers_max_bytes'),
+        fencepost.limit_of('effects_max'), fencepost.limit_of('targets_max'), fencepost.limit_of('task_payload_max_bytes'))
+    on conflict (only_row) do update
+    set shards = excluded.shards, payload = excluded.payload, headers = excluded.headers,
+        effects = excluded.effects, targets = excluded.targets, task_payload = excluded.task_payload;
+    return null;
+end $$;
+create trigger read_limits after update on fencepost.settings for each row
+when (new.name in ('shards', 'payload_max_bytes', 'headers_max_bytes', 'effects_max', 'targets_max', 'task_payload_max_bytes'))
+execute function fencepost.read_limits();
+-- The first reading.
+update fencepost.settings set value = value where name = 'shards';
 
 -- A UUIDv7: ids that grow with time keep the primary key's inserts on one page.
 create function fencepost.new_task_id() returns text
@@ -126,7 +146,7 @@ begin
     perform fencepost.check_argument(submit_task.kind <> '', 'kind', 'must not be empty');
     perform fencepost.check_argument(submit_task.max_claims > 0, 'max_claims', 'must be at least 1');
     perform fencepost.check_argument(submit_task.payload is not null, 'payload', 'must be JSON, not an SQL null');
-    perform fencepost.check_size('payload of the task', octet_length(submit_task.payload::text), (fencepost.limits()).task_payload, 'task_payload_max_bytes');
+    perform fencepost.check_size('payload of the task', octet_length(submit_task.payload::text), (select l.task_payload from fencepost.limits l), 'task_payload_max_bytes');
     insert into fencepost.tasks (task_id, kind, payload, run_at, max_claims, claims_left)
     values (id, submit_task.kind, submit_task.payload, coalesce(submit_task.run_at, clock_timestamp()), submit_task.max_claims, submit_task.max_claims)
     on conflict on constraint tasks_pkey do nothing;

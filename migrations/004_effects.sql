@@ -199,11 +199,12 @@ language plpgsql stable as $$
 declare
     known constant text[] := array['consumer', 'topic', 'payload', 'payload_text', 'payload_base64', 'content_type', 'type', 'schema_version',
         'headers', 'ordering_key', 'traceparent', 'amends', 'deliver_after', 'deliver_in', 'expires_at', 'expires_in'];
-    body  record;
-    e     fencepost.effect_draft;
+    body     record;
+    verbatim text := effect ->> 'payload_text';
+    e        fencepost.effect_draft;
 begin
     if jsonb_typeof(effect) <> 'object' or effect - known <> '{}'
-       or effect @? '$.keyvalue() ? (@.key != "payload" && @.key != "headers" && @.value.type() != "string" && @.value.type() != "null")' then
+       or effect - array['payload', 'headers'] @? 'strict $.* ? (@.type() != "string" && @.type() != "null")' then
         perform fencepost.malformed_fields(index, effect, known);
     end if;
 
@@ -215,13 +216,16 @@ begin
         e.targets := fencepost.route(index, effect ->> 'consumer', e.topic, lim.targets);
     end if;
 
-    if effect ?| array['payload_text', 'payload_base64'] or not effect ? 'payload' then
+    if verbatim is not null and not effect ?| array['payload', 'payload_base64'] then
+        e.payload := convert_to(verbatim, 'UTF8');
+        e.content_type := 'text/plain; charset=utf-8';
+    elsif effect ? 'payload' and not effect ?| array['payload_text', 'payload_base64'] then
+        e.payload := convert_to((effect -> 'payload')::text, 'UTF8');
+        e.content_type := 'application/json';
+    else
         body := fencepost.read_payload(index, effect);
         e.payload := body.payload;
         e.content_type := body.content_type;
-    else
-        e.payload := convert_to((effect -> 'payload')::text, 'UTF8');
-        e.content_type := 'application/json';
     end if;
     e.size := octet_length(e.payload);
     if e.size > lim.payload then
@@ -297,13 +301,15 @@ begin
     return array(select nextval('fencepost.effects_id_seq') from generate_series(1, n));
 end $$;
 
--- One INSERT for the whole array, and the doorbell once per shard: rung to be heard at commit, hence in any order.
-create function fencepost.store_effects(task text, epoch bigint, effects jsonb, ids bigint[], lim fencepost.limits) returns void
+-- One INSERT for the whole array, and the doorbell once per shard: rung to be heard at commit, hence in any order. Gives the
+-- number of effects. (Here and in what it calls, a value is assigned where `perform` would be another query.)
+create function fencepost.store_effects(task text, epoch bigint, effects jsonb, ids bigint[], lim fencepost.limits) returns integer
 language plpgsql volatile as $$
 declare
     draft    fencepost.effect_draft;
     drafts   fencepost.effect_draft[];
     rung     smallint[];
+    rang     boolean;
     unrouted bigint[];
 begin
     for i in 1 .. cardinality(ids) loop
@@ -315,7 +321,7 @@ begin
         if draft.shard = any (rung) then
             continue;
         end if;
-        perform fencepost.ring(draft.shard);
+        rang := fencepost.ring(draft.shard);
         rung := rung || draft.shard;
     end loop;
     insert into fencepost.effects (
@@ -331,6 +337,7 @@ begin
         insert into fencepost.ledger (effect_id, consumer_id, token, attempt)
         select u, 0, 'unrouted', 0 from unnest(unrouted) u;
     end if;
+    return cardinality(ids);
 end $$;
 
 create function fencepost.complete_task(task_id text, lease_epoch bigint, owner text, effects jsonb, result jsonb default null)
@@ -338,9 +345,11 @@ returns integer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-    lim fencepost.limits := fencepost.limits();
-    ids bigint[] := fencepost.effect_ids(complete_task.effects, lim);
+    lim fencepost.limits;
+    ids bigint[];
 begin
+    select l.* into lim from fencepost.limits l;
+    ids := fencepost.effect_ids(complete_task.effects, lim);
     if complete_task.result is not null then
         perform fencepost.check_size('result', octet_length(complete_task.result::text), lim.task_payload, 'task_payload_max_bytes');
     end if;
@@ -353,17 +362,19 @@ begin
     if not found then
         perform fencepost.refuse(complete_task.task_id, complete_task.lease_epoch, complete_task.owner, array['effects', 'no_action']);
     end if;
-    perform fencepost.store_effects(complete_task.task_id, complete_task.lease_epoch, complete_task.effects, ids, lim);
-    return cardinality(ids);
+    return fencepost.store_effects(complete_task.task_id, complete_task.lease_epoch, complete_task.effects, ids, lim);
 end $$;
 
 -- A completion of an epoch nobody leased here. 0: the task is known and may not complete so. `emit` takes new ids only.
-create function fencepost.store_completion(task text, epoch bigint, kind text, effects jsonb, result jsonb, lim fencepost.limits) returns integer
+create function fencepost.store_completion(task text, epoch bigint, kind text, effects jsonb, result jsonb) returns integer
 language plpgsql volatile as $$
 #variable_conflict use_column
 declare
-    ids bigint[] := fencepost.effect_ids(store_completion.effects, lim);
+    lim fencepost.limits;
+    ids bigint[];
 begin
+    select l.* into lim from fencepost.limits l;
+    ids := fencepost.effect_ids(store_completion.effects, lim);
     if store_completion.result is not null then
         perform fencepost.check_size('result', octet_length(store_completion.result::text), lim.task_payload, 'task_payload_max_bytes');
     end if;
@@ -379,8 +390,7 @@ begin
     if not found then
         return 0;
     end if;
-    perform fencepost.store_effects(store_completion.task, store_completion.epoch, store_completion.effects, ids, lim);
-    return cardinality(ids);
+    return fencepost.store_effects(store_completion.task, store_completion.epoch, store_completion.effects, ids, lim);
 end $$;
 
 create function fencepost.record_completion(task_id text, lease_epoch bigint, effects jsonb, result jsonb default null)
@@ -393,7 +403,7 @@ begin
     perform fencepost.check_argument(record_completion.task_id is not null, 'task_id', 'must not be null');
     perform fencepost.check_argument(record_completion.lease_epoch >= 1, 'lease_epoch', 'must be an integer from 1');
     stored := fencepost.store_completion(record_completion.task_id, record_completion.lease_epoch, 'recorded',
-                               record_completion.effects, record_completion.result, fencepost.limits());
+                               record_completion.effects, record_completion.result);
     if stored > 0 then
         return stored;
     end if;
@@ -414,7 +424,7 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 declare
     id text := coalesce(emit.task_id, fencepost.new_task_id());
 begin
-    if fencepost.store_completion(id, 1, 'emitted', emit.effects, null, fencepost.limits()) > 0 then
+    if fencepost.store_completion(id, 1, 'emitted', emit.effects, null) > 0 then
         return id;
     end if;
     if exists (select from fencepost.tasks t where t.task_id = id and t.lease_epoch = 1 and t.token in ('effects', 'no_action')) then

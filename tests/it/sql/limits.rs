@@ -122,6 +122,35 @@ async fn sizes_and_numbers_follow_the_settings() {
 }
 
 #[tokio::test]
+async fn a_limit_that_is_no_number_is_refused_where_it_is_written() {
+    let (db, c) = billing().await;
+    for wrong in ["1 MiB", "-1", "", "9999999999"] {
+        let sql = format!("update fencepost.settings set value = '{wrong}' where name = 'effects_max'");
+        let (state, message) = refused(&c, &sql).await;
+        let expected = format!("settings.effects_max: '{wrong}' is not a whole number");
+        assert_eq!((state.as_str(), message), ("22023", expected));
+    }
+    let limits = "select effects, payload from fencepost.limits";
+    let limits =
+        async || c.query_one(limits, &[]).await.map(|row| (row.get::<_, i32>(0), row.get::<_, i32>(1))).unwrap();
+    assert_eq!(limits().await, (1000, 1 << 20));
+    // Two that are changed at the same time both count.
+    let other = db.client().await;
+    c.batch_execute("begin; update fencepost.settings set value = '7' where name = 'effects_max'").await.unwrap();
+    let second = tokio::spawn(async move {
+        other.batch_execute("update fencepost.settings set value = '8000' where name = 'payload_max_bytes'").await
+    });
+    crate::support::eventually("the second waits for the first", async || {
+        let waits = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query like '%8000%'";
+        c.query_opt(waits, &[]).await.unwrap()
+    })
+    .await;
+    c.batch_execute("commit").await.unwrap();
+    second.await.unwrap().unwrap();
+    assert_eq!(limits().await, (7, 8000));
+}
+
+#[tokio::test]
 async fn tasks_are_limited_too() {
     let (_db, c) = billing().await;
     let id = |n| format!("select fencepost.submit_task('k', '{{}}', repeat('i', {n}))");
