@@ -34,6 +34,7 @@ pub mod run;
 pub mod settle;
 pub mod settler;
 mod tally;
+pub mod traffic;
 mod unflushed;
 mod way;
 pub mod words;

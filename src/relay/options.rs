@@ -25,7 +25,7 @@ pub struct Options {
     /// Without work for so long, the relay hangs up its doorbell and sleeps.
     #[serde(with = "duration::text")]
     pub sleep_after: Duration,
-    /// With work in every reading for so long, it takes the doorbell down.
+    /// A thousand deliveries a second over so long, and it takes the doorbell down and looks by the clock.
     #[serde(with = "duration::text")]
     pub awake_after: Duration,
     #[serde(with = "duration::text")]

@@ -20,6 +20,7 @@ use super::options::Options;
 use super::outage;
 use super::router::Router;
 use super::settler::{Settlement, Settler, Verdict};
+use super::traffic::Traffic;
 use crate::edge::error::report;
 use crate::failpoint;
 use crate::model::consumer::Ordering;
@@ -37,8 +38,6 @@ use crate::store::{Database, Result};
 const MANIFEST_MAX: i64 = 100_000;
 /// While a producer keeps the doorbell from hanging, the relay polls at least this often.
 const POLL_UNARMED: Duration = Duration::from_millis(20);
-/// So many deliveries in one turn come from producers that commit faster than the relay reads.
-const GATHER_FROM: usize = 4;
 /// Flights' worth of deliveries that may be in hand at once.
 const FLIGHTS_IN_HAND: usize = 16;
 
@@ -66,8 +65,7 @@ pub struct Reader {
     /// Of the last opening whose answer did not come.
     pub unanswered: Option<Uuid>,
     pub idle_since: Instant,
-    /// Since when every reading found something.
-    pub busy_since: Option<Instant>,
+    pub traffic: Traffic,
     pub poll: Duration,
 }
 
@@ -125,22 +123,19 @@ impl Reader {
                 }
                 continue;
             }
+            let began = Instant::now();
             let found = self.turn(session).await?;
             if found.flights > 0 {
                 self.found();
-                // At a moderate rate the bell stays: each commit wakes the relay, which else would have to poll.
-                if self.busy_since.get_or_insert_with(Instant::now).elapsed() >= self.options.awake_after {
-                    self.bell.disarm().await;
-                    // Many producers commit one after the other: a moment more makes fewer and larger flights, each of which
-                    // costs a flush that the producers wait for as well.
-                    if (GATHER_FROM..self.options.flight_deliveries as usize).contains(&found.deliveries) {
-                        tokio::time::sleep(self.options.poll_min).await;
-                    }
-                }
-                continue;
             }
-            self.busy_since = None;
-            self.rest(commands, stop).await;
+            if self.traffic.found(found.deliveries) {
+                self.bell.disarm().await;
+                if found.deliveries < self.options.flight_deliveries as usize {
+                    tokio::time::sleep(Traffic::pause(began.elapsed(), self.options.poll_min)).await;
+                }
+            } else if found.flights == 0 {
+                self.rest(commands, stop).await;
+            }
         }
     }
 

@@ -25,6 +25,7 @@ use super::replies::Replies;
 use super::retention;
 use super::router::{self, Router};
 use super::settler::Settler;
+use super::traffic::Traffic;
 use crate::edge::Reach;
 use crate::edge::amqp::token::AckKey;
 use crate::store::{Database, Result, replies, schema};
@@ -111,7 +112,7 @@ pub async fn run(
         shards: BTreeMap::new(),
         unanswered: None,
         idle_since: Instant::now(),
-        busy_since: None,
+        traffic: Traffic::new(options.awake_after),
         poll: options.poll_min,
     };
     let loader = Loader {
