@@ -67,11 +67,6 @@ impl Doorbell {
         }
     }
 
-    /// Whether it hangs for any shard.
-    pub async fn hangs(&self) -> bool {
-        !self.inner.lock().await.armed.is_empty()
-    }
-
     /// Takes it down, if it hangs.
     pub async fn disarm(&self) {
         let mut inner = self.inner.lock().await;

@@ -22,9 +22,6 @@ pub struct Options {
     pub flight_bytes: u64,
     /// Bytes of payload the relay holds at once, all flights together.
     pub bytes_in_flight: u64,
-    /// Without work for so long, the relay hangs up its doorbell and sleeps.
-    #[serde(with = "duration::text")]
-    pub sleep_after: Duration,
     /// A thousand deliveries a second over so long, and it takes the doorbell down and looks by the clock.
     #[serde(with = "duration::text")]
     pub awake_after: Duration,
@@ -104,7 +101,6 @@ impl Default for Options {
             flight_deliveries: 500,
             flight_bytes: 8 << 20,
             bytes_in_flight: 32 << 20,
-            sleep_after: Duration::from_millis(5),
             awake_after: Duration::from_millis(50),
             poll_min: Duration::from_millis(5),
             poll_max: Duration::from_millis(500),

@@ -64,7 +64,6 @@ pub struct Reader {
     pub shards: BTreeMap<Shard, ShardReading>,
     /// Of the last opening whose answer did not come.
     pub unanswered: Option<Uuid>,
-    pub idle_since: Instant,
     pub traffic: Traffic,
     pub poll: Duration,
 }
@@ -128,7 +127,7 @@ impl Reader {
             if found.flights > 0 {
                 self.found();
             }
-            if self.traffic.found(found.deliveries) {
+            if self.traffic.found(found.deliveries, Instant::now()) {
                 self.bell.disarm().await;
                 if found.deliveries < self.options.flight_deliveries as usize {
                     tokio::time::sleep(Traffic::pause(began.elapsed(), self.options.poll_min)).await;
@@ -343,21 +342,18 @@ impl Reader {
     }
 
     fn found(&mut self) {
-        self.idle_since = Instant::now();
         self.poll = self.options.poll_min;
     }
 
-    /// Nothing was new: polls again after a while, or sleeps until the doorbell rings.
+    /// Nothing was new: sleeps until the doorbell rings, or polls where it does not hang.
     async fn rest(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>, stop: &CancellationToken) {
         let mut wait = self.poll;
-        if self.idle_since.elapsed() >= self.options.sleep_after || self.bell.hangs().await {
-            let held: Vec<Shard> = self.shards.keys().copied().collect();
-            match self.bell.arm(&held).await {
-                // What was committed before the bell hung rings for nobody: one more look, then sleep.
-                Armed::JustNow => return,
-                Armed::All => wait = self.options.poll_max,
-                Armed::Partly => wait = wait.min(POLL_UNARMED),
-            }
+        let held: Vec<Shard> = self.shards.keys().copied().collect();
+        match self.bell.arm(&held).await {
+            // What was committed before the bell hung rings for nobody: one more look, then sleep.
+            Armed::JustNow => return,
+            Armed::All => wait = self.options.poll_max,
+            Armed::Partly => wait = wait.min(POLL_UNARMED),
         }
         self.poll = (self.poll * 2).min(self.options.poll_max);
         tokio::select! {

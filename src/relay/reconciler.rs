@@ -5,22 +5,26 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::Pool;
+use tokio::time::Instant;
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
 use super::lease::ShardLease;
+use super::outage;
 use super::router::Router;
 use crate::edge::error::report;
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 use crate::store::reconcile::{self, Unreconciled};
-use crate::store::{Result, alarms, flights};
+use crate::store::session::Session;
+use crate::store::{Database, Error, Result, alarms, flights};
 
 /// How often closed flights are gone over.
 const EVERY: Duration = Duration::from_secs(5);
+/// After a statement that looks at many it rests so many times as long: whoever takes a busy shard has an hour to go over.
+const REST: u32 = 3;
 
 pub struct Reconciler {
-    pub pool: Pool,
+    pub database: Database,
     pub router: Arc<Router>,
     /// How far each shard was gone over, under the epoch it is held.
     pub reached: HashMap<Shard, (ShardEpoch, FlightSeq)>,
@@ -30,30 +34,40 @@ pub struct Reconciler {
 
 impl Reconciler {
     pub async fn run(mut self, stop: CancellationToken) {
-        loop {
+        while let Some(session) = outage::reconnect(&self.database, "reconciler", &stop).await {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                error = self.rounds(&session) => match error {
+                    error if error.is_disconnect() => {
+                        tracing::debug!(error = %report(&error), "reconciling waits for the database")
+                    }
+                    error => tracing::warn!(error = %report(&error), "flights could not be gone over"),
+                }
+            }
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(EVERY) => {}
             }
-            match self.go_over().await {
-                Ok(()) => {}
-                Err(error) if error.is_disconnect() => {
-                    tracing::debug!(error = %report(&error), "reconciling waits for the database")
-                }
-                Err(error) => tracing::warn!(error = %report(&error), "closed flights could not be gone over"),
+        }
+    }
+
+    /// Goes over the flights again and again; gives why it could not any more.
+    async fn rounds(&mut self, session: &Session) -> Error {
+        loop {
+            tokio::time::sleep(EVERY).await;
+            let leases = self.router.leases();
+            if let Err(error) = self.closed(session, &leases).await {
+                return error;
+            }
+            if let Err(error) = self.open(session.client(), &leases).await {
+                return error;
             }
         }
     }
 
-    async fn go_over(&mut self) -> Result<()> {
-        let client = self.pool.get().await?;
-        let leases = self.router.leases();
-        self.closed(&client, &leases).await?;
-        self.open(&client, &leases).await
-    }
-
     /// Every closed flight up to the newest, or the first that is open.
-    async fn closed(&mut self, client: &Client, leases: &[Arc<ShardLease>]) -> Result<()> {
+    async fn closed(&mut self, session: &Session, leases: &[Arc<ShardLease>]) -> Result<()> {
+        let client = session.client();
         let mut shards = Vec::new();
         for lease in leases {
             let after = match self.reached.get(&lease.shard) {
@@ -69,7 +83,9 @@ impl Reconciler {
             if asked.is_empty() {
                 return Ok(());
             }
-            let done = reconcile::reconcile(client, &asked).await?;
+            let began = Instant::now();
+            let done = reconcile::reconcile(session, &asked).await?;
+            let took = began.elapsed();
             shards.retain_mut(|(shard, _)| match done.get(&shard.shard) {
                 Some(reconciled) => {
                     shard.after = reconciled.up_to;
@@ -87,6 +103,7 @@ impl Reconciler {
                     unaccounted(client, shard, reconciled.found, &detail).await?;
                 }
             }
+            tokio::time::sleep(REST * took).await;
         }
     }
 

@@ -111,8 +111,7 @@ pub async fn run(
         budget: budget.clone(),
         shards: BTreeMap::new(),
         unanswered: None,
-        idle_since: Instant::now(),
-        traffic: Traffic::new(options.awake_after),
+        traffic: Traffic::new(options.awake_after, Instant::now()),
         poll: options.poll_min,
     };
     let loader = Loader {
@@ -129,7 +128,7 @@ pub async fn run(
     let reading = tokio::spawn(reader.run(told, stop.clone()));
     let loading = tokio::spawn(loader.run(stop.clone()));
     let reconciler = Reconciler {
-        pool: shared.pool.clone(),
+        database: database.clone(),
         router: Arc::clone(&router),
         reached: HashMap::new(),
         adrift: HashSet::new(),

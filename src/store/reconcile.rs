@@ -8,6 +8,7 @@ use tokio_postgres::Client;
 use super::Result;
 use super::effects::EFFECT_OF_M;
 use super::log::FLIGHT_EFFECTS;
+use super::session::Session;
 use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 
 /// Flights of a shard that are looked at in one statement, and deliveries of them after which no other is taken.
@@ -49,7 +50,7 @@ pub async fn start(client: &Client, shard: Shard) -> Result<FlightSeq> {
 /// Pages of large differences lie beside one another, shard by shard over the same ids, the last of each difference too,
 /// which is not `partial`. Where flights do (`beside`), effects and facts of all of them are walked over once, and not once
 /// for every shard.
-pub async fn reconcile(client: &Client, shards: &[Unreconciled]) -> Result<BTreeMap<Shard, Reconciled>> {
+pub async fn reconcile(session: &Session, shards: &[Unreconciled]) -> Result<BTreeMap<Shard, Reconciled>> {
     let sql = format!(
         "-- store::reconcile
 with held as materialized (
@@ -69,12 +70,13 @@ with held as materialized (
     ) n where n.before <= $5
 ), beside as materialized (
     select min(first_id) as lo, max(last_id) as hi from f where narrow having max(last_id) - min(first_id) <= 16 * sum(deliveries)
+), walked as materialized (
+    select e.id, e.shard, e.xid, e.targets from beside b cross join lateral (
+        select e.id, e.shard, e.xid, e.targets from fencepost.effects e where e.id between b.lo and b.hi offset 0) e
 ), members as (
-    select f.shard, f.seq, e.id, e.targets
-    from beside b
-    cross join lateral (select e.id, e.shard, e.xid, e.targets from fencepost.effects e where e.id between b.lo and b.hi offset 0) e
-    join f on f.shard = e.shard and f.narrow and e.id between f.first_id and f.last_id
-    where pg_visible_in_snapshot(e.xid, f.target) and not pg_visible_in_snapshot(e.xid, f.base)
+    select f.shard, f.seq, w.id, w.targets
+    from walked w join f on f.shard = w.shard and f.narrow and w.id between f.first_id and f.last_id
+    where pg_visible_in_snapshot(w.xid, f.target) and not pg_visible_in_snapshot(w.xid, f.base)
     union all
     select f.shard, f.seq, m.id, m.targets from f cross join lateral ({FLIGHT_EFFECTS}) m
     where f.first_id is not null and not (f.narrow and exists (select from beside))
@@ -114,7 +116,8 @@ select f.shard, max(f.seq), (select count(*) from parked p where p.shard = f.sha
     let column = |of: fn(&Unreconciled) -> i64| shards.iter().map(of).collect::<Vec<i64>>();
     let numbers: Vec<i16> = shards.iter().map(|s| s.shard.0).collect();
     let (epochs, after) = (column(|s| s.epoch.0), column(|s| s.after.0));
-    let rows = client.query(&sql, &[&numbers, &epochs, &after, &FLIGHTS, &DELIVERIES]).await?;
+    let statement = session.prepared(&sql).await?;
+    let rows = session.client().query(&statement, &[&numbers, &epochs, &after, &FLIGHTS, &DELIVERIES]).await?;
     let reconciled = |row: &tokio_postgres::Row| Reconciled {
         up_to: FlightSeq(row.get(1)),
         found: row.get::<_, i64>(2).unsigned_abs(),

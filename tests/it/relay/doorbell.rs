@@ -21,7 +21,7 @@ async fn no_commit_is_slept_through() {
     let (client, watch) = (db.client().await, db.client().await);
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;
-    let mut relay = Relay::of(&db).set("relay.sleep_after", "1ms").set("relay.poll_max", NEVER).start();
+    let mut relay = Relay::of(&db).set("relay.poll_max", NEVER).start();
     relay.says("shard taken").await;
     let (arrived, mut arrivals) = tokio::sync::mpsc::unbounded_channel();
     receiver.choose(move |_| {
@@ -55,7 +55,7 @@ async fn a_slow_commit_keeps_the_relay_awake() {
     let (client, watch) = (db.client().await, db.client().await);
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;
-    let mut relay = Relay::of(&db).set("relay.sleep_after", "1ms").set("relay.poll_max", NEVER).start();
+    let mut relay = Relay::of(&db).set("relay.poll_max", NEVER).start();
     relay.says("shard taken").await;
     eventually("the relay sleeps", async || asleep(&watch).await).await;
     // Others wake it meanwhile; it must not lie down beside a producer that rang and has not committed.
@@ -75,7 +75,7 @@ async fn behind_a_pooler_that_swallows_notifications_the_relay_polls() {
     declare(&client, "c", &receiver, json!({})).await;
     let (proxy, url) = PostgresProxy::before_postgres(db.url()).await;
     proxy.swallow_notifications();
-    let mut relay = Relay::at(&url).set("relay.sleep_after", "1ms").set("relay.poll_max", NEVER).start();
+    let mut relay = Relay::at(&url).set("relay.poll_max", NEVER).start();
     relay.says("the relay will poll").await;
     for n in 1..=20 {
         emit_many(&client, "c", "x", 1).await;
@@ -89,7 +89,7 @@ async fn a_cut_listening_session_is_made_anew() {
     let client = db.client().await;
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;
-    let mut relay = Relay::of(&db).set("relay.sleep_after", "1ms").set("relay.poll_max", NEVER).start();
+    let mut relay = Relay::of(&db).set("relay.poll_max", NEVER).start();
     relay.says("shard taken").await;
     for n in 1..=10 {
         let sql = "select count(pg_terminate_backend(pid)) from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock'
