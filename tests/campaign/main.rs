@@ -40,11 +40,14 @@ use anyhow::Context;
 use clap::Parser;
 
 /// Seeds that once failed: each is run again, in short form, before anything else.
-const REGRESSIONS: &[(u64, &str)] = &[(
-    21,
-    "an alarm was resolved over a dead session and never again; flights of a lease just lost were called unaccounted; \
-     what was lost with a relay overtook what its lane had left unread",
-)];
+const REGRESSIONS: &[(u64, &str)] = &[
+    (
+        21,
+        "an alarm was resolved over a dead session and never again; flights of a lease just lost were called unaccounted; \
+         what was lost with a relay overtook what its lane had left unread",
+    ),
+    (61, "an attempt that was out while a word ended its delivery had no end after its relay died"),
+];
 const SHORT: Duration = Duration::from_secs(40);
 /// Of a mistake that the short form has caught.
 const SHORTER: Duration = Duration::from_secs(25);
