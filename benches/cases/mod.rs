@@ -56,8 +56,7 @@ fn effect() -> Effect {
 }
 
 fn headers(secrets: Vec<Secret>) -> Box<dyn Fn()> {
-    let url = "http://127.0.0.1/".parse().expect("a URL");
-    let template = Template::new("billing", &url, &[], secrets).expect("a template");
+    let template = Template::new("billing", &[], secrets).expect("a template");
     let effect = effect();
     Box::new(move || {
         let ctx =

@@ -62,7 +62,7 @@ impl HttpEdge {
                 secrets.push(read_secret(&consumer.name, key, source)?);
             }
         }
-        let template = Template::new(&consumer.name, url, &consumer.pass_headers, secrets)
+        let template = Template::new(&consumer.name, &consumer.pass_headers, secrets)
             .map_err(|source| EdgeError::Headers { consumer: consumer.name.clone(), source })?;
         let client = client(consumer, url, egress, trust)
             .map_err(|error| EdgeError::Client { consumer: consumer.name.clone(), source: error.without_url() })?;

@@ -5,14 +5,11 @@ use std::time::UNIX_EPOCH;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT,
-};
-
-use url::Url;
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 
 use super::sign::{Secret, sign};
 use crate::model::effect::AttemptContext;
+use crate::model::header::is_reserved;
 use crate::mutant::{self, Mutant};
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
@@ -49,15 +46,13 @@ pub struct Template {
 }
 
 impl Template {
-    /// Credentials in `url` become `Authorization`, which is then ours.
-    pub fn new(consumer: &str, url: &Url, pass_headers: &[String], secrets: Vec<Secret>) -> Result<Self, RequestError> {
+    pub fn new(consumer: &str, pass_headers: &[String], secrets: Vec<Secret>) -> Result<Self, RequestError> {
         let mut base = HeaderMap::new();
         base.insert(USER_AGENT, HeaderValue::from_static(concat!("fencepost/", env!("CARGO_PKG_VERSION"))));
         base.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         base.insert(CONSUMER, value(&CONSUMER, consumer)?);
-        let credentials = !url.username().is_empty() || url.password().is_some();
         let mut pass = pass_headers.iter().map(|text| name(text)).collect::<Result<Vec<_>, _>>()?;
-        pass.retain(|name| !(is_reserved(name) || credentials && name == AUTHORIZATION));
+        pass.retain(|name| !is_reserved(name));
         Ok(Self { base, pass, secrets })
     }
 
@@ -115,34 +110,6 @@ impl Template {
         let meta = format!("outbox-meta-{name}");
         HeaderName::from_bytes(meta.as_bytes()).map_err(|_| RequestError::Name(meta))
     }
-}
-
-/// Names that are ours or the connection's own: no producer's header travels under one of them.
-pub fn is_reserved(name: &HeaderName) -> bool {
-    let name = name.as_str();
-    name.starts_with("outbox-")
-        || name.starts_with("webhook-")
-        || matches!(
-            name,
-            "accept-encoding"
-                | "connection"
-                | "content-digest"
-                | "content-encoding"
-                | "content-length"
-                | "content-type"
-                | "expect"
-                | "host"
-                | "idempotency-key"
-                | "keep-alive"
-                | "proxy-authorization"
-                | "proxy-connection"
-                | "te"
-                | "traceparent"
-                | "trailer"
-                | "transfer-encoding"
-                | "upgrade"
-                | "user-agent"
-        )
 }
 
 fn name(text: &str) -> Result<HeaderName, RequestError> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::duration;
+use super::header::is_reserved;
 use super::key::ConsumerId;
 
 /// Whether the consumer's own word about the key is needed to end a delivery.
@@ -258,6 +259,11 @@ impl ConsumerEntry {
         for header in self.pass_headers.iter().filter(|h| http::HeaderName::from_bytes(h.as_bytes()).is_err()) {
             faults.add("pass_headers", format!("{header:?} is not a header name"), "RFC 9110 tokens");
         }
+        let reserved =
+            |header: &&String| http::HeaderName::from_bytes(header.as_bytes()).is_ok_and(|h| is_reserved(&h));
+        for header in self.pass_headers.iter().filter(reserved) {
+            faults.add("pass_headers", format!("{header:?} is reserved: no producer can give it"), "other headers");
+        }
         for topic in self.topics.iter().filter(|t| t.is_empty() || t.len() > 256) {
             faults.add("topics", format!("{topic:?} is not a topic"), "1 to 256 bytes");
         }
@@ -408,6 +414,16 @@ mod tests {
         let bad = entry("name = 'a b'\nkind = 'http'\nack = 'none'\nconcurrency = 0\ntimeout = '15'\nexchange = 'x'");
         let keys: Vec<_> = bad.check(ConsumerId(1)).unwrap_err().into_iter().map(|f| f.key).collect();
         assert_eq!(keys, ["name", "exchange", "url", "on_ambiguous", "concurrency", "timeout"]);
+    }
+
+    #[test]
+    fn a_header_that_no_producer_can_give_is_not_passed() {
+        let passing = |names: &str| {
+            let text = format!("name = 'a'\nkind = 'http'\nurl = 'http://h/'\npass_headers = [{names}]");
+            entry(&text).check(ConsumerId(1)).map_err(|faults| faults.len())
+        };
+        assert!(passing("'X-Tenant', 'x-metadata'").is_ok());
+        assert_eq!(passing("'Authorization', 'x-tenant', 'Outbox-Key', 'x-death'").unwrap_err(), 3);
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub mod broker;
 pub mod consumer;
 pub mod duration;
 pub mod effect;
+pub mod header;
 pub mod key;
 pub mod outcome;
 pub mod token;

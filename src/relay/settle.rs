@@ -136,7 +136,9 @@ pub fn decide(outcome: &Outcome, at: Circumstances<'_>) -> Decision {
                 Some(age) if age >= at.retry.in_progress_max => doubt(&mut parking, at.contract, spent),
                 _ => {
                     parking.first_failed = Moment::Keep;
-                    parking.due_in = Some(retry::delay(at.retry, 1, hint, at.jitter));
+                    // The longer it lasts, the more rarely it is asked: about twenty times in a quarter of an hour.
+                    let rest = trouble.in_progress_for.unwrap_or_default() / 4;
+                    parking.due_in = Some(retry::delay(at.retry, 1, hint.max(Some(rest)), at.jitter));
                 }
             }
             AttemptToken::InProgress
@@ -431,6 +433,9 @@ mod tests {
         };
         assert_eq!(parking(&at(10), HOLD).first_failed, Moment::Keep);
         assert_eq!(parking(&at(10), HOLD).state, Waiting::Retry);
+        let waits = |seconds| parking(&at(seconds), HOLD).due_in.map(|wait| wait.as_secs());
+        assert!(waits(0) < waits(60) && waits(60) < waits(600), "{:?} {:?} {:?}", waits(0), waits(60), waits(600));
+        assert!(waits(600) >= Some(150) && waits(600) <= Some(300), "{:?}", waits(600));
         assert_eq!(parking(&at(900), HOLD).state, Waiting::InDoubt);
         assert_eq!(parking(&at(900), RETRY).first_failed, Moment::Set);
     }

@@ -15,6 +15,8 @@ use crate::store::alarms::{self, Alarm};
 
 /// A way that is shut for longer is an alarm; shorter ones are restarts.
 const ALARM_AFTER: Duration = Duration::from_secs(10);
+/// So often the alarm is said again. Others resolve it where they take this relay for dead.
+const SAY_EVERY: Duration = Duration::from_secs(10);
 
 /// What was last told about one consumer's way.
 #[derive(Debug, Default)]
@@ -23,6 +25,7 @@ pub struct Way {
     seen: Option<Option<Arc<str>>>,
     shut_since: Option<Instant>,
     told: Told,
+    told_at: Option<Instant>,
     /// What is being told, and whether it was written.
     telling: Option<JoinHandle<bool>>,
 }
@@ -68,8 +71,10 @@ impl Way {
                 self.told = Told::Nothing;
             }
         }
-        if self.told != what {
+        let again = what == Told::Alarm && self.told_at.is_some_and(|at| at.elapsed() >= SAY_EVERY);
+        if self.told != what || again {
             self.told = what;
+            self.told_at = Some(Instant::now());
             self.telling = Some(tell(pool.clone(), consumer.to_string(), why));
         }
     }
@@ -80,7 +85,7 @@ fn tell(pool: Pool, consumer: String, why: Option<Arc<str>>) -> JoinHandle<bool>
     tokio::spawn(async move {
         let Ok(client) = pool.get().await else { return false };
         let told = match why {
-            Some(why) => alarms::raise(&client, Alarm::EdgeShut, &consumer, &why).await,
+            Some(why) => alarms::keep_up(&client, Alarm::EdgeShut, &consumer, &why).await,
             None => alarms::resolve(&client, Alarm::EdgeShut, &consumer).await,
         };
         if let Err(error) = &told {

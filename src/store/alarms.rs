@@ -61,6 +61,21 @@ pub async fn raise(client: &Client, alarm: Alarm, object: &str, detail: &str) ->
     Ok(())
 }
 
+/// The cause goes on: raises an alarm that was resolved meanwhile, by whoever could not know better.
+pub async fn keep_up(client: &Client, alarm: Alarm, object: &str, detail: &str) -> Result<()> {
+    let standing = client
+        .query_opt(
+            "-- store::standing_alarm
+             select from fencepost.alarms where name = $1 and object = $2 and resolved_at is null",
+            &[&alarm.as_str(), &object],
+        )
+        .await?;
+    match standing {
+        Some(_) => Ok(()),
+        None => raise(client, alarm, object, detail).await,
+    }
+}
+
 /// The cause is gone.
 pub async fn resolve(client: &Client, alarm: Alarm, object: &str) -> Result<()> {
     client

@@ -62,6 +62,22 @@ async fn an_alarm_of_a_relay_that_is_gone_is_resolved_by_one_that_lives() {
     assert!(living.log().contains("only relays that are gone called these edges shut"), "{}", living.log());
 }
 
+/// Who was taken for dead and wakes says again what still holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_alarm_of_a_relay_that_was_frozen_is_raised_again_when_it_wakes() {
+    let amqp = AmqpRig::new(WITHOUT_REPLIES).await;
+    let standing = async || amqp.alarms("edge_shut").await;
+    let mut living = amqp.relay().await;
+    open(&endpoints(&mut living).await).await;
+    amqp.configure("amqp://guest:guest@127.0.0.1:1/%2f", WITHOUT_REPLIES);
+    let blind = amqp.rig.relay_with(&[]);
+    eventually("an alarm", async || (standing().await == 1).then_some(())).await;
+    blind.signal(Signal::Stop);
+    eventually("no alarm, with the other frozen past its lease", async || (standing().await == 0).then_some(())).await;
+    blind.signal(Signal::Continue);
+    eventually("the alarm again", async || (standing().await == 1).then_some(())).await;
+}
+
 /// All that tells of the way says that it is shut, and no alarm was needed for it.
 async fn told(amqp: &AmqpRig, address: &str, ready: &Value, why: &str) {
     // A broker that is away leaves the relay as ready as before: others are served.

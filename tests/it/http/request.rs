@@ -9,7 +9,6 @@ use fencepost::edge::sign::{Secret, sign};
 use fencepost::model::outcome::Phase;
 use proptest::prelude::*;
 use secrecy::ExposeSecret;
-use url::Url;
 
 use super::*;
 use crate::support::receiver::{Cut, Receiver, Request, Script};
@@ -43,7 +42,7 @@ async fn sent(edge: &HttpEdge, receiver: &Receiver, effect: &Effect, number: u32
 #[tokio::test]
 async fn the_whole_header_set() {
     let receiver = Receiver::start().await;
-    let edge = edge(&receiver.url(), "pass_headers = ['X-Tenant', 'Host', 'Content-Length', 'webhook-id']");
+    let edge = edge(&receiver.url(), "pass_headers = ['X-Tenant']");
     let mut effect = effect(r#"{"a": 1}"#);
     effect.key = "task-1:3:2".parse().unwrap();
     effect.kind = Some("order.paid".into());
@@ -217,7 +216,7 @@ async fn headers_that_cannot_be_built_stop_the_attempt_before_any_socket() {
 async fn credentials_in_the_url_are_sent_and_win_and_never_show() {
     let receiver = Receiver::start().await;
     let secret_url = receiver.url().replace("127.0.0.1", "user:p%40ss@127.0.0.1") + "?token=hunter2";
-    let edge = edge(&secret_url, "pass_headers = ['authorization']\ntimeout = '500ms'\nconnect_timeout = '200ms'");
+    let edge = edge(&secret_url, "timeout = '500ms'\nconnect_timeout = '200ms'");
     let mut effect = effect("{}");
     effect.headers = vec![("Authorization".into(), "Bearer other".into())];
     let request = sent(&edge, &receiver, &effect, 1).await;
@@ -255,8 +254,7 @@ proptest! {
         effect.kind = kind;
         effect.traceparent = traceparent;
         let listed: Vec<_> = listed.into_iter().chain(["webhook-id".to_owned()]).collect();
-        let url = Url::parse("http://h/").unwrap();
-        let template = Template::new("billing", &url, &listed, Vec::new()).unwrap();
+        let template = Template::new("billing", &listed, Vec::new()).unwrap();
         let ctx = AttemptContext { effect: &effect, number, now: clock() };
         if let Ok(headers) = template.headers(&ctx) {
             for (name, value) in [("webhook-id", KEY.to_owned()), ("outbox-attempt", number.to_string()), ("content-length", "2".into())] {

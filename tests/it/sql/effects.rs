@@ -1,6 +1,7 @@
 //! What an effect may say, what is frozen of it, and the words with which the rest is refused.
 
 use super::{billing, code, one, refused, rows};
+use fencepost::model::header::is_reserved;
 
 fn emit(effect: &str) -> String {
     format!("select fencepost.emit($effects$[{effect}]$effects$, 't')")
@@ -221,10 +222,12 @@ async fn reserved_header_names_are_refused_in_any_spelling() {
     {
         let (state, message) = refused(&c, &with(&format!(r#""headers": {{"{name}": "x"}}"#))).await;
         assert_eq!((state.as_str(), message), ("OB004", format!(r#"effects[0].headers["{name}"]: this name is reserved"#)));
+        assert!(is_reserved(&name.parse().unwrap()), "a consumer's pass_headers may hold {name}");
     }
     for name in ["X-Tenant", "hostess", "X-Deathly", "accept", "etag", "x!#$%&'*+.^_`|~9"] {
         let sql = with(&format!(r#""headers": {{"{name}": "tab\tand space"}}"#)).replace(", 't')", ")");
         assert_eq!(rows(&c, &sql).await.len(), 1, "{name}");
+        assert!(!is_reserved(&name.parse().unwrap()), "a consumer's pass_headers may not hold {name}");
     }
 }
 
