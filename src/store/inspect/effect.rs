@@ -6,6 +6,7 @@ use tokio_postgres::{GenericClient, Row};
 use super::why::{Circumstances, Place};
 use crate::model::key::{ConsumerId, EffectId};
 use crate::store::Result;
+use crate::store::alarms::Alarm;
 
 /// An effect as it was committed. Its payload is not read.
 #[derive(Clone, Debug, Serialize)]
@@ -171,7 +172,9 @@ async fn circumstances(
                     p.state, extract(epoch from p.next_attempt_at - clock_timestamp())::float8, p.reason, p.replay,
                     f.seq, f.open, extract(epoch from clock_timestamp() - f.opened_at)::float8,
                     exists (select from fencepost.lags l where l.shard = e.shard and l.consumer_id = $2 and f.seq between l.from_seq and l.to_seq),
-                    h.key, h.state
+                    h.key, h.state,
+                    (select a.detail from fencepost.alarms a where a.name = $3 and a.object = c.name and a.resolved_at is null),
+                    (select a.detail from fencepost.alarms a where a.name = $4 and a.object = c.name and a.resolved_at is null)
              from (select id, shard, xid from fencepost.effects where id = $1
                    union all select id, shard, xid from fencepost.effects_kept where id = $1 limit 1) e
              join fencepost.shards s on s.shard = e.shard
@@ -190,7 +193,7 @@ async fn circumstances(
                    and not (q.state = 'scheduled' and q.next_attempt_at > clock_timestamp())
                  order by q.effect_id limit 1
              ) h on true",
-            &[&id.0, &consumer.0],
+            &[&id.0, &consumer.0, &Alarm::ConsumerUnusable.as_str(), &Alarm::EdgeShut.as_str()],
         )
         .await?;
     let Some(row) = row else { return Ok(None) };
@@ -209,5 +212,7 @@ async fn circumstances(
         shard: row.get(3),
         shard_is_held: row.get(4),
         head: row.get::<_, Option<String>>(13).zip(row.get(14)),
+        unusable: row.get(15),
+        shut: row.get(16),
     }))
 }

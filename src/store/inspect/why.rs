@@ -8,6 +8,9 @@ pub struct Circumstances {
     pub place: Place,
     pub paused: bool,
     pub paused_reason: Option<String>,
+    /// Why a relay cannot serve the consumer, or cannot reach it: the alarms that stand.
+    pub unusable: Option<String>,
+    pub shut: Option<String>,
     /// The consumer asked for no attempt before so many seconds from now.
     pub not_before_in: Option<f64>,
     pub shard: i16,
@@ -63,6 +66,12 @@ impl Circumstances {
             if self.paused {
                 let why = self.paused_reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
                 add("paused", format!("the consumer is paused{why}: fencepost consumers resume"));
+            }
+            if let Some(why) = &self.unusable {
+                add("unusable", format!("a relay cannot use the consumer as it is declared: {why}"));
+            }
+            if let Some(why) = &self.shut {
+                add("edge_shut", format!("a relay cannot reach the consumer: {why}"));
             }
             if !self.shard_is_held {
                 add("no_relay", format!("no relay holds shard {}: fencepost run", self.shard));
@@ -147,6 +156,8 @@ mod tests {
             ..held
         };
         assert_eq!(codes(&shut), ["paused", "not_before", "behind", "blocked"]);
+        let unserved = Circumstances { unusable: Some("x".into()), shut: Some("y".into()), paused: false, ..shut };
+        assert_eq!(codes(&unserved), ["unusable", "edge_shut", "not_before", "behind", "blocked"]);
     }
 
     #[test]

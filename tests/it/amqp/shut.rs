@@ -118,6 +118,8 @@ async fn a_shut_way_is_named_before_any_alarm() {
     }
     // Long enough for the alarm, and for any retry here.
     eventually("an alarm", async || (amqp.alarms("edge_shut").await == 1).then_some(())).await;
+    let (_, story) = amqp.fencepost(&["effect", &held]).await;
+    assert!(story.contains("a relay cannot reach the consumer: "), "{story}");
     for key in waiting.iter().chain([&held]) {
         assert!(amqp.rig.attempts(key, "billing").await.is_empty(), "{key} was tried, or given up");
     }
