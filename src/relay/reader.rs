@@ -129,7 +129,7 @@ impl Reader {
             }
             if self.traffic.found(found.deliveries, Instant::now()) {
                 self.bell.disarm().await;
-                if found.deliveries < self.options.flight_deliveries as usize {
+                if !self.is_behind() {
                     tokio::time::sleep(Traffic::pause(began.elapsed(), self.options.poll_min)).await;
                 }
             } else if found.flights == 0 {
@@ -157,6 +157,11 @@ impl Reader {
 
     fn has_room(&self) -> bool {
         self.budget.has_room() && self.budget.deliveries() < self.options.flight_deliveries as usize * FLIGHTS_IN_HAND
+    }
+
+    /// Whether what was found is more than was opened over.
+    fn is_behind(&self) -> bool {
+        self.shards.values().any(|shard| matches!(shard.position.reached, Reached::Partial { .. }))
     }
 
     fn alive(&self) -> Vec<Held> {
