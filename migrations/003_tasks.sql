@@ -19,10 +19,10 @@ language plpgsql stable as $$
 declare
     given text := (select s.value from fencepost.settings s where s.name = setting);
 begin
-    if given ~ '^[0-9]{1,9}$' is not true then
+    if given ~ '^[1-9][0-9]{0,8}$' is not true then
         raise exception using
             errcode = 'invalid_parameter_value',
-            message = format('settings.%I: %s is not a whole number', setting, coalesce(quote_literal(given), 'nothing'));
+            message = format('settings.%I: %s is not a whole number from 1 to 999999999', setting, coalesce(quote_literal(given), 'nothing'));
     end if;
     return given::integer;
 end $$;
@@ -43,6 +43,37 @@ end $$;
 create trigger read_limits after update on fencepost.settings for each row
 when (new.name in ('shards', 'payload_max_bytes', 'headers_max_bytes', 'effects_max', 'targets_max', 'task_payload_max_bytes'))
 execute function fencepost.read_limits();
+
+-- What relays act upon must not be a slip of the hand: a retention of less than nothing deletes everything.
+create function fencepost.check_setting() returns trigger
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    span interval;
+begin
+    if new.name = 'shards' then
+        if new.value is distinct from old.value then
+            raise exception using
+                errcode = 'object_not_in_prerequisite_state',
+                message = format('settings.shards: it is %s, and fixed at migrate: where each key belongs follows from it', old.value);
+        end if;
+        return new;
+    end if;
+    begin
+        span := new.value::interval;
+    exception when data_exception then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('settings.%I: %L is not a length of time, such as 7 days', new.name, new.value);
+    end;
+    if not isfinite(span) or span < interval '0' or (span = interval '0' and new.name <> 'segment_span_min') then
+        raise exception using errcode = 'invalid_parameter_value', message = format('settings.%I: must be longer than nothing', new.name);
+    end if;
+    return new;
+end $$;
+create trigger check_setting before update on fencepost.settings for each row
+when (new.name in ('shards', 'retention', 'audit_retention', 'segment_span_min'))
+execute function fencepost.check_setting();
+
 -- The first reading.
 update fencepost.settings set value = value where name = 'shards';
 

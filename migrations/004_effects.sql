@@ -401,7 +401,7 @@ declare
     t      record;
 begin
     perform fencepost.check_argument(record_completion.task_id is not null, 'task_id', 'must not be null');
-    perform fencepost.check_argument(record_completion.lease_epoch >= 1, 'lease_epoch', 'must be an integer from 1');
+    perform fencepost.check_argument(record_completion.lease_epoch between 1 and 1::bigint << 62, 'lease_epoch', 'must be an integer from 1 to 2^62');
     stored := fencepost.store_completion(record_completion.task_id, record_completion.lease_epoch, 'recorded',
                                record_completion.effects, record_completion.result);
     if stored > 0 then

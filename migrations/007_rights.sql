@@ -37,8 +37,8 @@ begin
         execute format(
             'grant update on fencepost.flights, fencepost.parked, fencepost.lags, fencepost.shards, fencepost.relays, fencepost.workers, '
             'fencepost.consumers, fencepost.alarms, fencepost.early_acks, fencepost.settings, fencepost.history, fencepost.tallies to %I', role);
-        -- A start that was written, and whose answer was lost, is written again.
-        execute format('grant update (relay) on fencepost.attempts to %I', role);
+        -- A start that was written, and whose answer was lost, is written again; a word that is no end is added to its attempt.
+        execute format('grant update (relay, ack_raw) on fencepost.attempts to %I', role);
         -- Where reading begins anew, and whether the sequence lies behind a restored log.
         execute format('grant select on sequence fencepost.effects_id_seq to %I', role);
         execute format(

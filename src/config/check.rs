@@ -147,13 +147,27 @@ pub(super) fn combinations(reading: &mut Reading) {
             "127.0.0.1:PORT, or allow_remote = true",
         );
     }
-    if let Err(error) = tracing_subscriber::EnvFilter::try_new(&reading.sections.log.level) {
+    if let Some(fault) = level_fault(&reading.sections.log.level) {
         reading.fault(
             "log.level",
-            error.to_string(),
+            fault,
             "error, warn, info, debug or trace, also per module: \"info,fencepost::edge=debug\"",
         );
     }
+}
+
+/// A word that is no level would be read as a module's name, and silence everything else.
+fn level_fault(text: &str) -> Option<String> {
+    if let Err(error) = tracing_subscriber::EnvFilter::try_new(text) {
+        return Some(error.to_string());
+    }
+    let stray = text.split(',').map(str::trim).find(|part| {
+        !part.is_empty()
+            && !part.contains('=')
+            && !part.contains("::")
+            && part.parse::<tracing::level_filters::LevelFilter>().is_err()
+    })?;
+    Some(format!("{stray:?} is not a level"))
 }
 
 pub(super) fn consumers(reading: &mut Reading, brokers: &[Arc<Broker>]) {

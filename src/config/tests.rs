@@ -159,6 +159,7 @@ fn each_fault_says_where_what_and_what_to_write() {
         ("[admin]\nlisten = 'here'", "admin.listen: invalid socket address"),
         ("[log]\nformat = 'xml'", "log.format: unknown variant `xml`, expected `text` or `json`"),
         ("[log]\nlevel = 'fencepost=loud'", "log.level: "),
+        ("[log]\nlevel = 'loud'", "log.level: \"loud\" is not a level"),
         ("revision = -1", "revision: -1 is negative"),
         ("[database]\nurl = 'host=h'\nurl_file = '/x'", "database: url, url_env and url_file: more than one is set"),
         ("[database]\nurl_env = 'FENCEPOST_NO_SUCH'", "database.url_env: FENCEPOST_NO_SUCH is not set"),

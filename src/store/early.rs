@@ -56,6 +56,14 @@ impl Deferral {
         }
     }
 
+    /// As the consumer wrote it (contract, section 5).
+    fn word(self) -> &'static str {
+        match self {
+            Self::InProgress => "in-progress",
+            Self::NotApplied => "not-applied",
+        }
+    }
+
     fn parse(text: &str) -> Result<Self> {
         [Self::InProgress, Self::NotApplied]
             .into_iter()
@@ -119,31 +127,48 @@ async fn apply(tx: &Transaction<'_>, delivery: DeliveryId, word: Deferral, pace:
     let (effect, consumer) = (delivery.effect.0, delivery.consumer.0);
     let moved = match word {
         Deferral::InProgress => {
-            tx.execute(
+            tx.query_opt(
                 "-- store::reply_in_progress
                  update fencepost.parked p
                  set in_progress_since = coalesce(p.in_progress_since, clock_timestamp()),
                      next_attempt_at = greatest(p.next_attempt_at, least(
                          clock_timestamp() + make_interval(secs => $3),
                          coalesce(p.in_progress_since, clock_timestamp()) + make_interval(secs => $4)))
-                 where p.effect_id = $1 and p.consumer_id = $2 and p.state = 'unacked'",
+                 where p.effect_id = $1 and p.consumer_id = $2 and p.state = 'unacked'
+                 returning p.attempts",
                 &[&effect, &consumer, &IN_PROGRESS_FOR.as_secs_f64(), &pace.in_progress_max.as_secs_f64()],
             )
             .await?
         }
         Deferral::NotApplied => {
-            tx.execute(
+            tx.query_opt(
                 "-- store::reply_not_applied
                  update fencepost.parked p
                  set state = case when p.first_failed_at < clock_timestamp() - make_interval(secs => $5) then 'dead' else 'retry' end,
                      next_attempt_at = clock_timestamp() + make_interval(secs => least($3 * power(2, least(p.attempts, 30) - 1), $4)),
                      first_failed_at = coalesce(p.first_failed_at, clock_timestamp()), first_doubt_at = null,
                      in_progress_since = null, reason = 'the consumer replied not-applied'
-                 where p.effect_id = $1 and p.consumer_id = $2 and p.state in ('unacked', 'in_doubt')",
+                 where p.effect_id = $1 and p.consumer_id = $2 and p.state in ('unacked', 'in_doubt')
+                 returning p.attempts",
                 &[&effect, &consumer, &pace.base.as_secs_f64(), &pace.cap.as_secs_f64(), &pace.budget.as_secs_f64()],
             )
             .await?
         }
     };
-    Ok(moved)
+    let Some(row) = moved else { return Ok(0) };
+    say(tx, delivery, row.get(0), word).await?;
+    Ok(1)
+}
+
+/// Adds the word to the attempt it was said of, whose end is the broker's confirm: each word once, in the order they came.
+async fn say(tx: &Transaction<'_>, delivery: DeliveryId, attempt: i32, word: Deferral) -> Result<()> {
+    tx.execute(
+        "-- store::say_reply
+         update fencepost.attempts a set ack_raw = concat_ws(', ', a.ack_raw, $4::text)
+         where a.effect_id = $1 and a.consumer_id = $2 and a.attempt = $3 and a.ended
+           and (a.ack_raw is null or a.ack_raw not like '%' || $4::text)",
+        &[&delivery.effect.0, &delivery.consumer.0, &attempt, &word.word()],
+    )
+    .await?;
+    Ok(())
 }

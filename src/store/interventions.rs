@@ -142,7 +142,7 @@ async fn end(tx: &Transaction<'_>, rows: &[DeliveryId], fact: Fact, reason: &Rea
     Ok(rows.to_vec())
 }
 
-/// Parks deliveries that have ended once more. They stand outside their key's order: that turn has passed.
+/// Parks deliveries that have ended once more, but for those whose effect has expired since. They stand outside their key's order: that turn has passed.
 async fn replay(tx: &Transaction<'_>, wanted: &[DeliveryId]) -> Result<Vec<DeliveryId>> {
     let (effects, consumers) = columns(wanted);
     let rows = tx
@@ -151,10 +151,10 @@ async fn replay(tx: &Transaction<'_>, wanted: &[DeliveryId]) -> Result<Vec<Deliv
              insert into fencepost.parked (effect_id, consumer_id, shard, state, attempts, sent, next_attempt_at, reason, replay)
              select w.effect_id, w.consumer_id, e.shard, 'retry', l.attempts, l.attempts, clock_timestamp(), 'an operator sends it again', true
              from unnest($1::bigint[], $2::integer[]) as w (effect_id, consumer_id)
-             cross join lateral (select shard from fencepost.effects where id = w.effect_id
-                                 union all
-                                 select shard from fencepost.effects_kept where id = w.effect_id
-                                 limit 1) e
+             join lateral (select shard, expires_at from fencepost.effects where id = w.effect_id
+                           union all
+                           select shard, expires_at from fencepost.effects_kept where id = w.effect_id
+                           limit 1) e on e.expires_at is null or e.expires_at > clock_timestamp()
              cross join lateral (
                  select greatest(max(l.attempt), (select max(a.attempt) from fencepost.attempts a
                                                   where a.effect_id = w.effect_id and a.consumer_id = w.consumer_id)) as attempts

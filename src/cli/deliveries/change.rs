@@ -29,6 +29,8 @@ pub struct Args {
 #[derive(Serialize)]
 struct Preview {
     action: &'static str,
+    /// Which deliveries it is for.
+    takes: String,
     deliveries: Vec<Delivery>,
     /// There are more than the limit lets through.
     more: bool,
@@ -59,7 +61,7 @@ pub async fn run(global: &Global, what: Intervention, args: Args) -> anyhow::Res
     let done = interventions::perform(&mut client, what, &ids, &tokens, &reason).await?;
     if done.len() < ids.len() {
         // Said on stderr, so that --json stays one document.
-        eprintln!("{} of {} changed: the others were no longer as shown", done.len(), ids.len());
+        eprintln!("{} of {} changed: the others were no longer as shown, or have expired", done.len(), ids.len());
         return Ok(Exit::Found);
     }
     Ok(Exit::Done)
@@ -75,11 +77,15 @@ async fn preview(
     let asked = Tokens::read(&selection.tokens)?;
     let (tokens, mut deliveries) = match (what, asked) {
         (Intervention::Replay, Tokens::Settled(facts)) => {
+            let facts: Vec<Fact> = facts.into_iter().filter(may_be_sent_again).collect();
+            if facts.is_empty() {
+                return Err(Usage("what has expired, or was routed to nobody, is never sent".into()).into());
+            }
             (Vec::new(), deliveries::settled(client, &filter, &facts, limit + 1).await?)
         }
         (Intervention::Replay, Tokens::Waiting(_)) if selection.tokens.is_empty() => {
-            let sent: Vec<Fact> = Fact::ALL.iter().copied().filter(|fact| *fact != Fact::Unrouted).collect();
-            (Vec::new(), deliveries::settled(client, &filter, &sent, limit + 1).await?)
+            let facts: Vec<Fact> = Fact::ALL.iter().copied().filter(may_be_sent_again).collect();
+            (Vec::new(), deliveries::settled(client, &filter, &facts, limit + 1).await?)
         }
         (Intervention::Replay, Tokens::Waiting(_)) => {
             return Err(Usage("replay is for deliveries that have ended: give a terminal --token".into()).into());
@@ -100,7 +106,22 @@ async fn preview(
     let more = deliveries.len() > usize::from(selection.limit);
     deliveries.truncate(usize::from(selection.limit));
     let edges = edges(client, &deliveries).await?;
-    Ok((tokens, Preview { action: what.verb(), deliveries, more, edges }))
+    Ok((tokens, Preview { action: what.verb(), takes: takes(what), deliveries, more, edges }))
+}
+
+fn may_be_sent_again(fact: &Fact) -> bool {
+    !matches!(fact, Fact::Unrouted | Fact::Expired)
+}
+
+/// What an intervention takes, for whoever named something else.
+fn takes(what: Intervention) -> String {
+    match what {
+        Intervention::Replay => "deliveries that have ended, unless they expired or were routed to nobody".into(),
+        _ => {
+            let tokens: Vec<&str> = what.applies_to().iter().map(|token| token.as_str()).collect();
+            format!("deliveries that are {}", tokens.join(", "))
+        }
+    }
 }
 
 async fn edges(client: &Client, deliveries: &[Delivery]) -> anyhow::Result<Vec<Edge>> {
@@ -133,7 +154,7 @@ fn duplicate(entry: Option<&ConsumerEntry>) -> &'static str {
 
 fn render(preview: &Preview) -> String {
     if preview.deliveries.is_empty() {
-        return format!("nothing to {}", preview.action);
+        return format!("nothing to {}: it takes {}", preview.action, preview.takes);
     }
     let mut text = format!("{}:\n{}", preview.action, table(&preview.deliveries).render(""));
     if preview.more {

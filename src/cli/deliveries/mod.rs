@@ -20,7 +20,7 @@ pub enum Command {
     List(list::Args),
     /// Follow what is settled and what fails.
     Tail(tail::Args),
-    /// Attempt now, with the same key and a fresh budget.
+    /// Attempt now, or when a floor the consumer asked for is over, with the same key and a fresh budget.
     Retry(change::Args),
     /// Say what became of it: the operator's word, never the consumer's.
     Resolve(Resolve),

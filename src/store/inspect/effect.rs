@@ -135,7 +135,7 @@ async fn events(client: &impl GenericClient, id: EffectId, consumer: ConsumerId)
                               a.took_ms || ' ms', a.error, 'said ' || a.ack_raw, 'relay ' || a.relay] as details
                  from fencepost.attempts a where a.effect_id = $1 and a.consumer_id = $2
                  union all
-                 select p.parked_at, 1, 'parked', array['now ' || p.state, p.reason, case when p.replay then 'a replay' end]
+                 select p.parked_at, 1, 'left the fast path', array[case when p.replay then 'a replay' end]
                  from fencepost.parked p where p.effect_id = $1 and p.consumer_id = $2
                  union all
                  select l.at, 2, 'ended: ' || l.token, array['attempt ' || nullif(l.attempt, 0), 'status ' || l.status,

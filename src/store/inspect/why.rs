@@ -111,7 +111,13 @@ impl Circumstances {
                     "scheduled" => add("scheduled", format!("it is scheduled; {next}")),
                     "blocked" => add("blocked", "its key is blocked".into()),
                     "backlog" => add("backlog", format!("it left the fast path{reason}; {next}")),
-                    "unacked" => add("unacked", format!("the broker has it, the consumer has not answered; {next}")),
+                    "unacked" => {
+                        let overdue = match next_in {
+                            Some(seconds) if *seconds > 0.0 => format!("overdue in {}", span(*seconds)),
+                            _ => "overdue".to_string(),
+                        };
+                        add("unacked", format!("the broker has it, the consumer has not answered; {overdue}"));
+                    }
                     "in_doubt" => add(
                         "in_doubt",
                         format!(

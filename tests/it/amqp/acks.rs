@@ -176,6 +176,9 @@ async fn a_consumer_may_ask_for_time_and_for_another_try() {
     amqp.reply(&second, "applied").await;
     amqp.rig.becomes(&key, "billing", "applied").await;
     assert_eq!(amqp.rig.tokens(&key, "billing").await, ["confirmed", "confirmed"]);
+    // What it said stays with the attempt it was said of.
+    let said: Vec<Option<String>> = amqp.rig.attempts(&key, "billing").await.into_iter().map(|a| a.ack_raw).collect();
+    assert_eq!(said, [Some("in-progress, not-applied".to_owned()), None]);
 }
 
 #[tokio::test]

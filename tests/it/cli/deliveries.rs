@@ -172,6 +172,23 @@ async fn replay_parks_a_delivery_that_has_ended_once() {
     let (code, _, err) = deliveries(&db, &["replay", "t1:1", YES[0], YES[1], YES[2]]).await;
     assert!(code == 1 && err.contains("0 of 1 changed"), "{err}");
     assert_eq!(deliveries(&db, &["replay", "t2:1", YES[0], YES[1], YES[2]]).await.0, 1, "nobody was to get it");
+    // What has expired is never sent, whatever it ended with: not even on an operator's word.
+    db.client()
+        .await
+        .batch_execute(
+            "select fencepost.emit('[{\"consumer\": \"a\", \"payload\": 1, \"expires_in\": \"1 millisecond\"}]', task) from unnest(array['t3', 't4']) task;
+             insert into fencepost.ledger (effect_id, consumer_id, token, attempt)
+             select id, 1, case task_id when 't3' then 'expired' else 'applied' end::fencepost.fact, 1 from fencepost.effects where task_id in ('t3', 't4')",
+        )
+        .await
+        .unwrap();
+    let (code, out, _) = deliveries(&db, &["replay", "t3:1", YES[0], YES[1], YES[2]]).await;
+    assert!(code == 1 && out.contains("unless they expired"), "{out}");
+    let (code, _, err) = deliveries(&db, &["replay", "t3:1", "--token", "expired"]).await;
+    assert!(code == 2 && err.contains("is never sent"), "{err}");
+    let (code, _, err) = deliveries(&db, &["replay", "t4:1", YES[0], YES[1], YES[2]]).await;
+    assert!(code == 1 && err.contains("0 of 1 changed") && err.contains("have expired"), "{err}");
+    assert_eq!(one::<i64>(&db, "select count(*) from fencepost.parked").await, 1);
 }
 
 #[tokio::test]

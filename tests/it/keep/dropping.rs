@@ -39,7 +39,7 @@ async fn a_segment_goes_and_what_waits_in_it_stays() {
     let dead = emit(&c, "dead", ("consumer", "a")).await;
     let half = emit(&c, "half", ("topic", "both")).await;
     let open = emit(&c, "open", ("consumer", "b")).await;
-    keep_for(&c, "0", "0").await;
+    keep_for(&c, "1 microsecond", "0").await;
     let mut rounds = Rounds::new(&db).await;
 
     rounds.round().await;
@@ -105,7 +105,7 @@ async fn a_transaction_that_is_still_writing_holds_its_segment_and_nobody_else()
     let db = TestDb::new().await;
     let (c, late) = (db.client().await, db.client().await);
     two_consumers(&c).await;
-    keep_for(&c, "0", "0").await;
+    keep_for(&c, "1 microsecond", "0").await;
     let mut rounds = Rounds::new(&db).await;
     rounds.round().await;
     emit(&c, "first", ("consumer", "a")).await;
@@ -132,7 +132,7 @@ async fn what_is_committed_while_its_segment_is_being_dropped_is_kept_and_parked
     let db = TestDb::new().await;
     let (c, late) = (db.client().await, db.client().await);
     two_consumers(&c).await;
-    keep_for(&c, "0", "0").await;
+    keep_for(&c, "1 microsecond", "0").await;
     let first = emit(&c, "first", ("consumer", "a")).await;
     let mut rounds = Rounds::new(&db).await;
     rounds.round().await;
@@ -176,7 +176,7 @@ async fn a_dump_delays_the_drop_and_no_producer() {
     let db = TestDb::new().await;
     let (c, dump) = (db.client().await, db.client().await);
     two_consumers(&c).await;
-    keep_for(&c, "0", "0").await;
+    keep_for(&c, "1 microsecond", "0").await;
     let first = emit(&c, "first", ("consumer", "a")).await;
     let mut rounds = Rounds::new(&db).await;
     rounds.round().await;

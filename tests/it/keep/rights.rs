@@ -88,7 +88,7 @@ async fn a_relay_that_may_not_leaves_the_segments_to_one_that_may() {
     let c = db.client().await;
     let role = lesser_role(&db).await;
     two_consumers(&c).await;
-    keep_for(&c, "0", "0").await;
+    keep_for(&c, "1 microsecond", "0").await;
     emit(&c, "t", ("consumer", "a")).await;
     let lesser = Database::new(&SecretString::from(db.url_as(&role)), "test").unwrap();
     // The lesser one was first, and does what can be done.

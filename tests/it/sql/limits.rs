@@ -122,14 +122,26 @@ async fn sizes_and_numbers_follow_the_settings() {
 }
 
 #[tokio::test]
-async fn a_limit_that_is_no_number_is_refused_where_it_is_written() {
+async fn a_setting_that_makes_no_sense_is_refused_where_it_is_written() {
     let (db, c) = billing().await;
-    for wrong in ["1 MiB", "-1", "", "9999999999"] {
+    for wrong in ["1 MiB", "-1", "0", "", "9999999999"] {
         let sql = format!("update fencepost.settings set value = '{wrong}' where name = 'effects_max'");
         let (state, message) = refused(&c, &sql).await;
-        let expected = format!("settings.effects_max: '{wrong}' is not a whole number");
+        let expected = format!("settings.effects_max: '{wrong}' is not a whole number from 1 to 999999999");
         assert_eq!((state.as_str(), message), ("22023", expected));
     }
+    for (name, wrong, said) in [
+        ("retention", "-3 days", "settings.retention: must be longer than nothing"),
+        ("retention", "0", "settings.retention: must be longer than nothing"),
+        ("audit_retention", "banana", "settings.audit_retention: 'banana' is not a length of time, such as 7 days"),
+        ("segment_span_min", "-1 s", "settings.segment_span_min: must be longer than nothing"),
+    ] {
+        let sql = format!("update fencepost.settings set value = '{wrong}' where name = '{name}'");
+        let (state, message) = refused(&c, &sql).await;
+        assert_eq!((state.as_str(), message.as_str()), ("22023", said));
+    }
+    let (state, message) = refused(&c, "update fencepost.settings set value = '16' where name = 'shards'").await;
+    assert!(state == "55000" && message.starts_with("settings.shards: it is 8, and fixed at migrate"), "{message}");
     let limits = "select effects, payload from fencepost.limits";
     let limits =
         async || c.query_one(limits, &[]).await.map(|row| (row.get::<_, i32>(0), row.get::<_, i32>(1))).unwrap();
