@@ -223,7 +223,7 @@ create index parked_due on fencepost.parked (shard, consumer_id, next_attempt_at
 create index parked_keys on fencepost.parked (consumer_id, ordering_key, effect_id) where ordering_key is not null;
 
 -- Append-only: the start of an attempt where it needs a marker of its own, and the end of each that was not a
--- first-try success. A start without an end: nobody knows.
+-- first-try success. A start without an end: nobody knows. A word that is no end and comes later is added (`ack_raw`).
 create table fencepost.attempts (
     effect_id   bigint not null,
     consumer_id integer not null,
