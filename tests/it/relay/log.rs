@@ -289,7 +289,8 @@ async fn a_shard_without_a_flight_row_is_an_error_and_harms_no_other() {
 
     let mut relay = Relay::of(&db).start();
     assert!(relay.says("has no flight row").await.contains("ERROR"));
-    emit_many(&client, "c", "x", 40).await;
+    // Where each key belongs is chance: among so many, shard 0 has some.
+    emit_many(&client, "c", "x", 150).await;
     let sql = "select count(*) from fencepost.effects where shard <> 0";
     let elsewhere: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
     eventually("the other shards are served", async || {
@@ -297,7 +298,7 @@ async fn a_shard_without_a_flight_row_is_an_error_and_harms_no_other() {
         (settled == elsewhere).then_some(())
     })
     .await;
-    assert!(elsewhere < 40, "shard 0 had none");
+    assert!(elsewhere < 150, "shard 0 had none");
     assert_eq!(receiver.requests().len() as i64, elsewhere);
 }
 

@@ -18,7 +18,7 @@ pub mod tls;
 use std::time::{Duration, Instant};
 
 /// How long a condition may take on a busy machine before a test fails.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` gives a value; panics with `what` after [`PATIENCE`].
 pub async fn eventually<T>(what: &str, condition: impl AsyncFnMut() -> Option<T>) -> T {
