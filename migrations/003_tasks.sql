@@ -77,6 +77,9 @@ execute function fencepost.check_setting();
 -- The first reading.
 update fencepost.settings set value = value where name = 'shards';
 
+-- plpgsql, not sql, here and wherever a function is called on the hot path and cannot be inlined: the body of an SQL
+-- function is planned anew in every transaction.
+--
 -- A UUIDv7: ids that grow with time keep the primary key's inserts on one page.
 create function fencepost.new_task_id() returns text
 language plpgsql volatile as $$

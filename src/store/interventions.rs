@@ -142,7 +142,8 @@ async fn end(tx: &Transaction<'_>, rows: &[DeliveryId], fact: Fact, reason: &Rea
     Ok(rows.to_vec())
 }
 
-/// Parks deliveries that have ended once more, but for those whose effect has expired since. They stand outside their key's order: that turn has passed.
+/// Parks deliveries that have ended once more, but for those whose effect has expired since. They stand outside their
+/// key's order: that turn has passed.
 async fn replay(tx: &Transaction<'_>, wanted: &[DeliveryId]) -> Result<Vec<DeliveryId>> {
     let (effects, consumers) = columns(wanted);
     let rows = tx

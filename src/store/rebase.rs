@@ -217,8 +217,7 @@ with {UNFINISHED}, turn as (
 ), lags as (
     delete from fencepost.lags
 ), shards as (
-    update fencepost.shards set epoch = epoch + 1, relay = null, lease_expires_at = null,
-        left_at = coalesce(left_at, lease_expires_at)
+    {RELEASED}
 ), history as (
     update fencepost.history set log_floor = $1, log_system = (select c.system_identifier from pg_control_system() c)
 )
@@ -239,6 +238,10 @@ select count(*) filter (where state <> 'in_doubt'), count(*) filter (where state
     }
 }
 
+/// Whoever held a shard holds it no more.
+const RELEASED: &str = "update fencepost.shards set epoch = epoch + 1, relay = null, lease_expires_at = null,
+    left_at = coalesce(left_at, lease_expires_at)";
+
 async fn record(tx: &Transaction<'_>, action: &str, reason: &Reason, rebased: &Rebased) -> Result<()> {
     let detail =
         serde_json::json!({ "floor": rebased.floor, "retried": rebased.retried, "in_doubt": rebased.in_doubt });
@@ -251,12 +254,13 @@ pub async fn new_history(client: &mut Client, reason: &Reason) -> Result<i64> {
     let tx = client.transaction().await?;
     let base: i64 = tx
         .query_one(
-            "-- store::new_history
+            &format!(
+                "-- store::new_history
              with shards as (
-                 update fencepost.shards set epoch = epoch + 1, relay = null, lease_expires_at = null,
-        left_at = coalesce(left_at, lease_expires_at)
+                 {RELEASED}
              )
-             update fencepost.history set epoch_base = epoch_base + 1048576 returning epoch_base",
+             update fencepost.history set epoch_base = epoch_base + 1048576 returning epoch_base"
+            ),
             &[],
         )
         .await?

@@ -298,13 +298,7 @@ async fn a_reply_is_written_down_before_the_broker_is_told() {
 /// patience with a consumer that says nothing has.
 #[tokio::test]
 async fn a_word_before_its_confirm_acts_as_soon_as_the_confirm_comes() {
-    let patient = format!("{REQUIRED}\nack_timeout = '1h'\ntimeout = '60s'");
-    let amqp = AmqpRig::new(&patient).await;
-    let port = fencepost::model::broker::Broker::from_url("b", amqp.url()).unwrap().hosts[0].port;
-    // What the broker tells the publisher is held back; replies come through.
-    let wire = FaultProxy::start_for(format!("127.0.0.1:{port}").parse().unwrap(), b"fencepost publish").await;
-    let url = amqp.file("amqp-url", &amqp.url().replace(&format!(":{port}/"), &format!(":{}/", wire.port())));
-    amqp.configure_broker(&format!("url_file = '{url}'\nheartbeat = '120s'"), &patient);
+    let (amqp, wire) = on_a_wire().await;
     let _relay = amqp.relay().await;
     let early = "select count(*) from fencepost.early_acks";
     for (number, word) in [("1", "not-applied"), ("2", "in-progress"), ("3", "not-applied")] {
@@ -359,17 +353,22 @@ async fn a_word_before_its_confirm_acts_as_soon_as_the_confirm_comes() {
     amqp.rig.rests().await;
 }
 
+/// A patient consumer, and the wire on which what the broker tells the publisher can be held back; replies come through.
+async fn on_a_wire() -> (AmqpRig, FaultProxy) {
+    let patient = format!("{REQUIRED}\nack_timeout = '1h'\ntimeout = '60s'");
+    let amqp = AmqpRig::new(&patient).await;
+    let port = fencepost::model::broker::Broker::from_url("b", amqp.url()).unwrap().hosts[0].port;
+    let wire = FaultProxy::start_for(format!("127.0.0.1:{port}").parse().unwrap(), b"fencepost publish").await;
+    let url = amqp.file("amqp-url", &amqp.url().replace(&format!(":{port}/"), &format!(":{}/", wire.port())));
+    amqp.configure_broker(&format!("url_file = '{url}'\nheartbeat = '120s'"), &patient);
+    (amqp, wire)
+}
+
 /// A word ends the delivery while another attempt of it is out, and the relay dies before it learns how that one ended:
 /// nothing is parked any more, and the attempt has its end all the same.
 #[tokio::test]
 async fn an_attempt_that_a_word_overtook_is_ended_after_the_death_of_its_relay() {
-    let patient = format!("{REQUIRED}\nack_timeout = '1h'\ntimeout = '60s'");
-    let amqp = AmqpRig::new(&patient).await;
-    let port = fencepost::model::broker::Broker::from_url("b", amqp.url()).unwrap().hosts[0].port;
-    // What the broker tells the publisher can be held back; replies come through.
-    let wire = FaultProxy::start_for(format!("127.0.0.1:{port}").parse().unwrap(), b"fencepost publish").await;
-    let url = amqp.file("amqp-url", &amqp.url().replace(&format!(":{port}/"), &format!(":{}/", wire.port())));
-    amqp.configure_broker(&format!("url_file = '{url}'\nheartbeat = '120s'"), &patient);
+    let (amqp, wire) = on_a_wire().await;
     let mut relay = amqp.relay().await;
     let key = amqp.rig.emit("pay-1", "billing").await;
     let first = amqp.receive(1).await.remove(0);

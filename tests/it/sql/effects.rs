@@ -1,7 +1,8 @@
 //! What an effect may say, what is frozen of it, and the words with which the rest is refused.
 
-use super::{billing, code, one, refused, rows};
 use fencepost::model::header::is_reserved;
+
+use super::{billing, code, one, refused, rows};
 
 fn emit(effect: &str) -> String {
     format!("select fencepost.emit($effects$[{effect}]$effects$, 't')")
