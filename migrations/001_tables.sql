@@ -9,6 +9,27 @@ create type fencepost.fact as enum (
     'operator:applied', 'operator:not_applied', 'skipped', 'expired', 'unrouted'
 );
 
+-- What a column may hold stands in its domain wherever rows are written often: a domain is looked at where a value is
+-- assigned, while the checks of a table are read, planned and evaluated anew by each statement that writes a row of it.
+create domain fencepost.task_id as text
+    constraint task_id_form check (value !~ '[^A-Za-z0-9_-]' and octet_length(value) between 1 and 128);
+create domain fencepost.task_kind as text constraint kind_form check (value <> '' and octet_length(value) <= 128);
+create domain fencepost.task_owner as text constraint owner_form check (value <> '' and octet_length(value) <= 256);
+create domain fencepost.task_status as text constraint status_known check (value in ('ready', 'running', 'completed', 'failed'));
+create domain fencepost.epoch_token as text
+    constraint token_known check (value in ('effects', 'no_action', 'failed', 'released', 'lost'));
+create domain fencepost.max_claims as integer constraint max_claims_form check (value > 0);
+create domain fencepost.ordering_key as text constraint ordering_key_limit check (octet_length(value) <= 512);
+create domain fencepost.payload as bytea constraint payload_limit check (octet_length(value) <= 16777216);
+create domain fencepost.sha256 as bytea constraint sha256_form check (octet_length(value) = 32);
+create domain fencepost.flight_token as text
+    constraint flight_token_known check (value in ('origin', 'fence', 'done', 'lost', 'rebase'));
+create domain fencepost.parked_state as text constraint parked_state_known check (
+    value in ('retry', 'blocked', 'backlog', 'scheduled', 'unacked', 'in_doubt', 'dead'));
+create domain fencepost.attempt_token as text constraint attempt_token_known check (value in (
+    'applied', 'duplicate', 'accepted', 'confirmed', 'stale', 'conflict', 'rejected', 'not_delivered', 'unroutable',
+    'throttled', 'refused', 'not_applied', 'in_progress', 'ambiguous', 'lost'));
+
 -- Limits and identity of this installation. `value` is text; the functions cast it.
 create table fencepost.settings (
     name  text primary key,
@@ -43,17 +64,17 @@ create table fencepost.history (
 );
 
 create table fencepost.tasks (
-    task_id          text primary key constraint task_id_form check (task_id ~ '^[A-Za-z0-9_-]{1,128}$'),
-    kind             text not null constraint kind_form check (kind <> '' and octet_length(kind) <= 128),
+    task_id          fencepost.task_id primary key,
+    kind             fencepost.task_kind not null,
     payload          jsonb not null default '{}',
-    status           text not null default 'ready' constraint status_known check (status in ('ready', 'running', 'completed', 'failed')),
-    owner            text constraint owner_form check (owner <> '' and octet_length(owner) <= 256),
+    status           fencepost.task_status not null default 'ready',
+    owner            fencepost.task_owner,
     lease_epoch      bigint not null default 0,
     lease_expires_at timestamptz,
     run_at           timestamptz not null default clock_timestamp(),
-    max_claims       integer not null default 25 constraint max_claims_form check (max_claims > 0),
+    max_claims       fencepost.max_claims not null default 25,
     claims_left      integer not null,
-    token            text constraint token_known check (token in ('effects', 'no_action', 'failed', 'released', 'lost')),
+    token            fencepost.epoch_token,
     reason           text,
     late             boolean not null default false,
     result           jsonb,
@@ -74,7 +95,7 @@ create table fencepost.task_epochs (
     task_id         text not null,
     lease_epoch     bigint not null,
     owner           text,
-    token           text not null check (token in ('effects', 'no_action', 'failed', 'released', 'lost')),
+    token           fencepost.epoch_token not null,
     reason          text,
     late            boolean not null default false,
     first_effect_id bigint,
@@ -138,16 +159,13 @@ create table fencepost.effects (
     type           text,
     schema_version text,
     content_type   text not null,
-    ordering_key   text not null,
+    ordering_key   fencepost.ordering_key not null,
     traceparent    text,
     amends         text,
     headers        jsonb,
-    sha256         bytea not null,
-    payload        bytea not null,
-    primary key (id),
-    constraint payload_limit check (octet_length(payload) = size and size <= 16777216),
-    constraint sha256_form check (octet_length(sha256) = 32),
-    constraint ordering_key_limit check (octet_length(ordering_key) <= 512)
+    sha256         fencepost.sha256 not null,
+    payload        fencepost.payload not null,
+    primary key (id)
 ) partition by range (id);
 create index effects_log on fencepost.effects (shard, xid) include (id);
 -- The relay unpacks every body it sends, and lz4 does so several times faster. A server built without it keeps its own.
@@ -186,7 +204,7 @@ create table fencepost.flights (
     last_id    bigint not null,
     partial    boolean not null default false,
     deliveries integer not null default 0,
-    token      text check (token in ('origin', 'fence', 'done', 'lost', 'rebase')),
+    token      fencepost.flight_token,
     opened_at  timestamptz not null default clock_timestamp(),
     closed_at  timestamptz,
     primary key (shard, seq)
@@ -199,7 +217,7 @@ create table fencepost.parked (
     consumer_id       integer not null,
     shard             smallint not null,
     ordering_key      text,
-    state             text not null check (state in ('retry', 'blocked', 'backlog', 'scheduled', 'unacked', 'in_doubt', 'dead')),
+    state             fencepost.parked_state not null,
     attempts          integer not null default 0,
     -- Attempts that may have left this machine: what Outbox-Attempt counts.
     sent              integer not null default 0,
@@ -231,9 +249,7 @@ create table fencepost.attempts (
     ended       boolean not null,
     at          timestamptz not null default clock_timestamp(),
     relay       uuid,
-    token       text check (token in (
-        'applied', 'duplicate', 'accepted', 'confirmed', 'stale', 'conflict', 'rejected',
-        'not_delivered', 'unroutable', 'throttled', 'refused', 'not_applied', 'in_progress', 'ambiguous', 'lost')),
+    token       fencepost.attempt_token,
     status      smallint,
     phase       text,
     bytes_left  boolean,

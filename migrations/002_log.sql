@@ -93,15 +93,11 @@ language sql immutable parallel safe as $$ select 1717923427 $$;
 
 -- Wakes the holder of a shard if it sleeps. A try-lock that succeeds keeps it awake until this transaction ends.
 create function fencepost.ring(shard smallint) returns boolean
-language plpgsql volatile as $$
-begin
-    if current_setting('fencepost.doorbell', true) = 'off'
-       or pg_try_advisory_xact_lock_shared(fencepost.doorbell_class(), shard) then
-        return false;
-    end if;
-    perform pg_notify('fencepost_doorbell', shard::text);
-    return true;
-end $$;
+language sql volatile as $$
+    select case when current_setting('fencepost.doorbell', true) = 'off'
+                     or pg_try_advisory_xact_lock_shared(fencepost.doorbell_class(), shard) then false
+                else pg_notify('fencepost_doorbell', shard::text) is not null end
+$$;
 
 -- The timeline being written now. The control file's is the last checkpoint's, which lags behind a promotion.
 create function fencepost.wal_timeline() returns integer

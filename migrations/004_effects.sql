@@ -255,7 +255,7 @@ begin
             perform fencepost.malformed(index, 'traceparent', 'not a W3C traceparent, such as 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01');
         end if;
         e.amends := effect ->> 'amends';
-        if e.amends !~ '^[A-Za-z0-9_-]{1,128}:[1-9][0-9]{0,18}(:([2-9]|[1-9][0-9]{1,8}))?$'
+        if e.amends !~ '^[A-Za-z0-9_-]+:[1-9][0-9]{0,18}(:([2-9]|[1-9][0-9]{1,8}))?$' or octet_length(split_part(e.amends, ':', 1)) > 128
            or split_part(e.amends, ':', 2)::numeric > 9223372036854775807 then
             perform fencepost.malformed(index, 'amends', 'not an idempotency key: <task_id>:<lease_epoch> or <task_id>:<lease_epoch>:<n>');
         end if;

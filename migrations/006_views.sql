@@ -63,7 +63,7 @@ declare
     place integer;
     id    bigint;
 begin
-    if effect_id_of.key !~ '^[A-Za-z0-9_-]{1,128}:[1-9][0-9]{0,18}(:([2-9]|[1-9][0-9]{1,8}))?$'
+    if effect_id_of.key !~ '^[A-Za-z0-9_-]+:[1-9][0-9]{0,18}(:([2-9]|[1-9][0-9]{1,8}))?$'
        or split_part(effect_id_of.key, ':', 2)::numeric > 9223372036854775807 then
         return null;
     end if;

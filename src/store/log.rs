@@ -106,13 +106,13 @@ impl Position {
 
 /// New effects of one shard `h` (shard, base) above the floor of a rebase, in the order of their ids. `id + 0` keeps the
 /// planner from walking the primary key.
-const NEW_IDS: &str = "select z.id from (
-            select e.id from fencepost.effects e where e.shard = h.shard and e.xid >= pg_snapshot_xmax(h.base)
-              and e.id + 0 > (select y.log_floor from fencepost.history y)
+const NEW: &str = "select z.id, z.deliveries, z.size from (
+            select e.id, cardinality(e.targets) as deliveries, e.size from fencepost.effects e
+            where e.shard = h.shard and e.xid >= pg_snapshot_xmax(h.base::pg_snapshot) and e.id + 0 > h.log_floor
             union all
-            select e.id from pg_snapshot_xip(h.base) x
-            cross join lateral (select e.id from fencepost.effects e where e.shard = h.shard and e.xid = x
-                                and e.id + 0 > (select y.log_floor from fencepost.history y) offset 0) e
+            select e.id, cardinality(e.targets), e.size from pg_snapshot_xip(h.base::pg_snapshot) x
+            cross join lateral (select e.id, e.targets, e.size from fencepost.effects e
+                                where e.shard = h.shard and e.xid = x and e.id + 0 > h.log_floor offset 0) e
         ) z order by z.id + 0";
 
 /// Reads what is new in all `held` shards whose last difference is read through, and opens a flight for each that has
@@ -155,43 +155,41 @@ pub async fn open_flights(session: &Session, held: &[Held], opener: Opener, limi
 }
 
 /// What [`Mutant::CursorById`] takes for new.
-const IDS_ABOVE: &str = "select e.id from fencepost.effects e
+const IDS_ABOVE: &str = "select e.id, cardinality(e.targets) as deliveries, e.size from fencepost.effects e
     where e.shard = h.shard and e.id > (select max(f.last_id) from fencepost.flights f where f.shard = h.shard) order by e.id";
 
 /// The statement of [`open_flights`], for the test of its plan.
 pub fn open_flights_sql() -> String {
-    let new_ids = if mutant::is(Mutant::CursorById) { IDS_ABOVE } else { NEW_IDS };
+    let new = if mutant::is(Mutant::CursorById) { IDS_ABOVE } else { NEW };
     format!(
         "-- store::open_flights
 with held as (
-    select h.shard, h.seq, h.epoch, h.base::pg_snapshot as base
+    select h.shard, h.seq, h.epoch, h.base, y.log_floor
     from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::text[]) as h (shard, seq, epoch, base)
-), fresh as materialized (
-    select h.shard, h.seq, h.epoch, h.base, d.id
-    from held h cross join lateral ({new_ids} limit $7::bigint + 1) d
-), sized as materialized (
-    select f.shard, f.seq, f.epoch, f.base, f.id, cardinality(e.targets) as deliveries,
-           sum(greatest(cardinality(e.targets), 1)) over running as run, sum(e.size) over running as bytes,
-           row_number() over running as n, count(*) over (partition by f.shard) as found
-    from fresh f cross join lateral (
-        select e.targets, e.size from fencepost.effects e where e.id = f.id offset 0
-    ) e
-    window running as (partition by f.shard order by f.id)
-), page as materialized (
-    select s.shard, s.seq, s.epoch, s.base, s.id, s.deliveries, s.n, s.found
-    from sized s where s.n = 1 or (s.run <= $7::bigint and s.bytes <= $8::bigint)
+    cross join fencepost.history y
+), sized as (
+    select h.shard, h.seq, h.epoch, h.base, d.id, d.deliveries, sum(greatest(d.deliveries, 1)) over running as run,
+           sum(d.size) over running as bytes, row_number() over running as n
+    from held h cross join lateral ({new} limit $7::bigint + 1) d
+    window running as (partition by h.shard order by d.id rows unbounded preceding)
+), found as materialized (
+    select s.shard, s.seq, s.epoch, s.base, s.id, s.deliveries, s.n = 1 or (s.run <= $7::bigint and s.bytes <= $8::bigint) as fits
+    from sized s
 ), opened as (
     insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, first_id, last_id, partial, deliveries)
-    select p.shard, p.seq, p.epoch, $5::uuid, $6::uuid, min(p.base::text)::pg_snapshot, pg_current_snapshot(), min(p.id), max(p.id),
-           max(p.n) < max(p.found), sum(p.deliveries)
-    from page p group by p.shard, p.seq, p.epoch
+    select f.shard, f.seq, f.epoch, $5::uuid, $6::uuid, f.base::pg_snapshot, pg_current_snapshot(), min(f.id),
+           max(f.id) filter (where f.fits), not bool_and(f.fits), sum(f.deliveries) filter (where f.fits)
+    from found f group by f.shard, f.seq, f.epoch, f.base
     on conflict (shard, seq) do nothing
     returning shard, seq, base::text, target::text, last_id, partial
 )
-select {EFFECT_COLUMNS}, p.shard as in_shard, o.seq, o.base, o.target, o.last_id, o.partial, clock_timestamp() as now
-from page p
-left join opened o on o.shard = p.shard
-left join lateral (select * from fencepost.effects e where e.id = p.id and o.shard is not null offset 0) e on true"
+select {EFFECT_COLUMNS}, f.shard as in_shard, o.seq, o.base, o.target, o.last_id, o.partial, clock_timestamp() as now
+from found f
+left join opened o on o.shard = f.shard
+left join lateral (
+    select * from fencepost.effects e where e.id = case when o.shard is not null then f.id end offset 0
+) e on true
+where f.fits"
     )
 }
 

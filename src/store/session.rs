@@ -32,6 +32,8 @@ set jit = off;
 set plan_cache_mode = force_generic_plan;
 -- A plan made while the next segment was empty would go on reading it from end to end as it fills.
 set enable_seqscan = off;
+-- A hash table for a handful of groups is sized for the worst, and emptying that costs more than sorting them.
+set enable_hashagg = off;
 set max_parallel_workers_per_gather = 0;
 set statement_timeout = 0;
 set idle_in_transaction_session_timeout = '5s';

@@ -25,7 +25,16 @@ enum Way {
     /// begin; select fencepost.complete_task(..); commit
     Fencepost,
     /// begin; update of the task; insert of the same row; commit
-    Bare,
+    Bare(Rules),
+}
+
+/// What the tables of the bare transaction refuse.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rules {
+    /// What fencepost's columns refuse, declared as a service declares it: checks of the table.
+    Checks,
+    /// Anything goes.
+    None,
 }
 
 /// What the relay does meanwhile.
@@ -40,13 +49,17 @@ enum Attached {
 
 pub async fn complete_task(bench: &Bench) -> Result<Vec<Figure>> {
     let must = Must::RatioAtLeast(0.75);
+    let bare = Way::Bare(Rules::Checks);
     let mut figures = Vec::new();
     for producers in [1, PRODUCERS] {
-        let before = rate(bench, Way::Bare, producers, Attached::No).await?;
+        let before = rate(bench, bare, producers, Attached::No).await?;
         let value = rate(bench, Way::Fencepost, producers, Attached::Reading).await?;
-        let after = rate(bench, Way::Bare, producers, Attached::No).await?;
+        let after = rate(bench, bare, producers, Attached::No).await?;
         let name = format!("complete_task, {producers} producer{}", if producers == 1 { "" } else { "s" });
         figures.push(Figure::between(name, "/s", value, Ceiling { before, after }, must));
+        let without = rate(bench, Way::Bare(Rules::None), producers, Attached::No).await?;
+        let name = "the same beside tables that refuse nothing";
+        figures.push(Figure::beside(name, "/s", value, without, Must::Nothing));
     }
     Ok(figures)
 }
@@ -70,7 +83,7 @@ async fn rate(bench: &Bench, way: Way, producers: usize, attached: Attached) -> 
     let stage = bench.rig.stage().await?;
     let sink = Sink::start(TASKS).await?;
     stage.declare("sink", &sink.url()).await?;
-    prepare(&stage).await?;
+    prepare(&stage, way).await?;
     if attached == Attached::Reading {
         stage.client.batch_execute("-- bench::pause\nupdate fencepost.consumers set paused = true").await?;
     }
@@ -107,8 +120,43 @@ async fn rate(bench: &Bench, way: Way, producers: usize, attached: Attached) -> 
     Ok(rate)
 }
 
+const WITHOUT_RULES: &str = "-- bench::without_rules
+do $$
+declare
+    rule record;
+begin
+    for rule in select c.conrelid::regclass as relation, c.conname from pg_constraint c
+                where c.contype = 'c' and c.connamespace = 'bare'::regnamespace loop
+        execute format('alter table %s drop constraint %I', rule.relation, rule.conname);
+    end loop;
+    for rule in select a.attrelid::regclass as relation, a.attname, format_type(t.typbasetype, t.typtypmod) as base
+                from pg_attribute a
+                join pg_class r on r.oid = a.attrelid and r.relkind = 'r' and r.relnamespace = 'bare'::regnamespace
+                join pg_type t on t.oid = a.atttypid and t.typtype = 'd' loop
+        execute format('alter table %s alter %I type %s', rule.relation, rule.attname, rule.base);
+    end loop;
+end $$";
+
+const RULES_AS_CHECKS: &str = "-- bench::rules_as_checks
+do $$
+declare
+    rule record;
+begin
+    for rule in select b.oid::regclass as relation, replace(pg_get_constraintdef(c.oid), 'VALUE', quote_ident(a.attname)) as rule
+                from pg_class b
+                join pg_attribute a on a.attrelid = ('fencepost.' || b.relname)::regclass
+                join pg_constraint c on c.contypid = a.atttypid
+                where b.relkind = 'r' and b.relnamespace = 'bare'::regnamespace
+                union all
+                select b.oid::regclass, pg_get_constraintdef(c.oid)
+                from pg_class b join pg_constraint c on c.conrelid = ('fencepost.' || b.relname)::regclass and c.contype = 'c'
+                where b.relkind = 'r' and b.relnamespace = 'bare'::regnamespace loop
+        execute format('alter table %s add %s', rule.relation, rule.rule);
+    end loop;
+end $$";
+
 /// Tasks that are leased, and tables of the same shape for the bare transaction.
-async fn prepare(stage: &Stage) -> Result<()> {
+async fn prepare(stage: &Stage, way: Way) -> Result<()> {
     stage
         .client
         .batch_execute(
@@ -118,6 +166,10 @@ async fn prepare(stage: &Stage) -> Result<()> {
              create table bare.effects (like fencepost.effects including all)",
         )
         .await?;
+    stage.client.batch_execute(WITHOUT_RULES).await?;
+    if way == Way::Bare(Rules::Checks) {
+        stage.client.batch_execute(RULES_AS_CHECKS).await?;
+    }
     for schema in ["fencepost", "bare"] {
         stage
             .client
@@ -152,7 +204,7 @@ async fn produce(
         Way::Fencepost => {
             vec![client.prepare("select fencepost.complete_task($1, 1, 'bench', $2::text::jsonb)").await?]
         }
-        Way::Bare => bare_statements(&client).await?,
+        Way::Bare(_) => bare_statements(&client).await?,
     };
     for n in (lane..TASKS as usize).step_by(lanes) {
         if Instant::now() >= until {
@@ -164,7 +216,7 @@ async fn produce(
             Way::Fencepost => {
                 tx.query_one(&statements[0], &[&task, &effects]).await?;
             }
-            Way::Bare => {
+            Way::Bare(_) => {
                 tx.execute(&statements[0], &[&task]).await?;
                 tx.execute(&statements[1], &[&task, &(n as i16 % 8), &body.as_bytes()]).await?;
             }
@@ -196,7 +248,7 @@ async fn bare_statements(client: &Client) -> Result<Vec<tokio_postgres::Statemen
 async fn accounted(stage: &Stage, way: Way, commits: u32) -> Result<()> {
     let schema = match way {
         Way::Fencepost => "fencepost",
-        Way::Bare => "bare",
+        Way::Bare(_) => "bare",
     };
     let row = stage
         .client

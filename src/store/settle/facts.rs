@@ -32,6 +32,8 @@ pub(super) enum Known {
     Perhaps,
 }
 
+/// The flights are found by their keys and changed where they lie: a join would be planned while the table is all but
+/// empty, as a walk over all of it.
 pub(super) fn facts_sql(known: Known) -> String {
     let (name, conflict) = match known {
         Known::No => ("settle_new", ""),
@@ -47,8 +49,11 @@ with facts as (
     {conflict}
 )
 update fencepost.flights x set token = 'done', closed_at = clock_timestamp()
-from unnest($9::smallint[], $10::bigint[], $11::bigint[]) as c (shard, seq, epoch)
-where x.shard = c.shard and x.seq = c.seq and x.epoch = c.epoch and x.token is null"
+where x.token is null and x.ctid = any (array(
+    select f.ctid from unnest($9::smallint[], $10::bigint[], $11::bigint[]) as c (shard, seq, epoch)
+    cross join lateral (
+        select y.ctid from fencepost.flights y where y.shard = c.shard and y.seq = c.seq and y.epoch = c.epoch offset 0
+    ) f))"
     )
 }
 

@@ -14,7 +14,7 @@ async fn parked(db: &TestDb, n: i32, state: &str) {
         .execute(
             "insert into fencepost.parked (effect_id, consumer_id, shard, ordering_key, state, attempts, refusals, deaths,
                                            first_failed_at, first_doubt_at, reason)
-             select id, 1, shard, ordering_key, $1, 5, 3, 2, clock_timestamp() - interval '2 days', clock_timestamp() - interval '2 days', '503'
+             select id, 1, shard, ordering_key, $1::text, 5, 3, 2, clock_timestamp() - interval '2 days', clock_timestamp() - interval '2 days', '503'
              from fencepost.effects order by id desc limit 1",
             &[&state],
         )
