@@ -49,7 +49,7 @@ pub async fn start(client: &Client, shard: Shard) -> Result<FlightSeq> {
 ///
 /// Pages of large differences lie beside one another, shard by shard over the same ids, the last of each difference too,
 /// which is not `partial`. Where flights do (`beside`), effects and facts of all of them are walked over once, and not once
-/// for every shard.
+/// for every shard; only of what nothing was said about (`quiet`) it is asked whose it is.
 pub async fn reconcile(session: &Session, shards: &[Unreconciled]) -> Result<BTreeMap<Shard, Reconciled>> {
     let sql = format!(
         "-- store::reconcile
@@ -73,24 +73,26 @@ with held as materialized (
 ), walked as materialized (
     select e.id, e.shard, e.xid, e.targets from beside b cross join lateral (
         select e.id, e.shard, e.xid, e.targets from fencepost.effects e where e.id between b.lo and b.hi offset 0) e
-), members as (
-    select f.shard, f.seq, w.id, w.targets
-    from walked w join f on f.shard = w.shard and f.narrow and w.id between f.first_id and f.last_id
-    where pg_visible_in_snapshot(w.xid, f.target) and not pg_visible_in_snapshot(w.xid, f.base)
-    union all
-    select f.shard, f.seq, m.id, m.targets from f cross join lateral ({FLIGHT_EFFECTS}) m
-    where f.first_id is not null and not (f.narrow and exists (select from beside))
-    union all
-    select f.shard, f.seq, k.id, k.targets from f join fencepost.effects_kept k
-      on k.shard = f.shard and k.id between f.first_id and f.last_id
-    where f.narrow and exists (select from beside)
-      and pg_visible_in_snapshot(k.xid, f.target) and not pg_visible_in_snapshot(k.xid, f.base)
 ), said as materialized (
     select l.effect_id, l.consumer_id from beside b cross join lateral (
         select l.effect_id, l.consumer_id from fencepost.ledger l where l.effect_id between b.lo and b.hi offset 0) l
+), quiet as materialized (
+    select w.id, w.shard, w.xid, t.consumer_id from walked w cross join lateral unnest(w.targets) as t (consumer_id)
+    where not exists (select from said s where s.effect_id = w.id and s.consumer_id = t.consumer_id)
 ), unsaid as materialized (
-    select m.shard, m.seq, m.id, t.consumer_id from members m cross join lateral unnest(m.targets) as t (consumer_id)
-    where not exists (select from said s where s.effect_id = m.id and s.consumer_id = t.consumer_id)
+    select f.shard, f.seq, q.id, q.consumer_id
+    from quiet q join f on f.shard = q.shard and f.narrow and q.id between f.first_id and f.last_id
+    where pg_visible_in_snapshot(q.xid, f.target) and not pg_visible_in_snapshot(q.xid, f.base)
+    union all
+    select f.shard, f.seq, m.id, t.consumer_id
+    from f cross join lateral ({FLIGHT_EFFECTS}) m cross join lateral unnest(m.targets) as t (consumer_id)
+    where f.first_id is not null and not (f.narrow and exists (select from beside))
+    union all
+    select f.shard, f.seq, k.id, t.consumer_id
+    from f join fencepost.effects_kept k on k.shard = f.shard and k.id between f.first_id and f.last_id
+    cross join lateral unnest(k.targets) as t (consumer_id)
+    where f.narrow and exists (select from beside)
+      and pg_visible_in_snapshot(k.xid, f.target) and not pg_visible_in_snapshot(k.xid, f.base)
 ), silent as materialized (
     select u.shard, u.seq, u.id, u.consumer_id from unsaid u
     where not exists (select 1 from fencepost.ledger l where l.effect_id = u.id and l.consumer_id = u.consumer_id offset 0)

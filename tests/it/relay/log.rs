@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fencepost::model::key::{EffectId, Shard, ShardEpoch};
+use fencepost::model::key::{EffectId, FlightSeq, Shard, ShardEpoch};
 use fencepost::store::log::{self, Held, Opener, PageLimits};
 use fencepost::store::pages::{self, Manifest};
 use fencepost::store::reconcile::{self, Unreconciled};
 use fencepost::store::session::Session;
+use fencepost::store::settle::{self, Batch, CloseRow};
 use fencepost::store::{Error, flights, shards};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -232,6 +233,42 @@ async fn going_over_the_pages_of_a_large_difference_reads_each_once() {
     // Eight shards' ids lie between one another, and all of them are found by one walk.
     assert!(read as usize >= EFFECTS, "counted: {read}");
     assert!(read as usize <= 2 * EFFECTS, "{read} index entries for {EFFECTS} effects in {flights} flights");
+}
+
+/// The statement is planned while there are next to no flights: it must not go over all of them later.
+#[tokio::test]
+async fn closing_a_flight_reads_no_other() {
+    const FLIGHTS: i64 = 200;
+    let db = TestDb::new().await;
+    let mut session = Session::open(&db.database()).await.unwrap();
+    let opener = opener();
+    let held = take(&mut session, 0, opener, LEASE).await;
+    let first = held.position.next_seq().0;
+    let close = async |session: &mut Session, n: i64| {
+        let seq = FlightSeq(first + n);
+        let batch = Batch {
+            closes: vec![CloseRow { shard: held.shard, seq, epoch: held.epoch, parks: Vec::new() }],
+            ..Batch::default()
+        };
+        settle::write(session, &batch, opener.relay).await.unwrap();
+    };
+    close(&mut session, -1).await;
+    let opened = "insert into fencepost.flights (shard, seq, epoch, relay, base, target, last_id)
+                  select 0, n, $2, $3, pg_current_snapshot(), pg_current_snapshot(), 0 from generate_series($1::bigint, $1 + $4 - 1) n";
+    session.client().execute(opened, &[&first, &held.epoch.0, &opener.relay, &FLIGHTS]).await.unwrap();
+
+    session.client().batch_execute("begin").await.unwrap();
+    for n in 0..FLIGHTS {
+        close(&mut session, n).await;
+    }
+    let sql = "select (select count(*) from fencepost.flights where token = 'done'),
+                      (select sum(pg_stat_get_xact_tuples_returned(i.indexrelid))::bigint from pg_index i
+                       where i.indrelid = 'fencepost.flights'::regclass)";
+    let row = session.client().query_one(sql, &[]).await.unwrap();
+    let (closed, read): (i64, i64) = (row.get(0), row.get(1));
+    assert_eq!(closed, FLIGHTS);
+    // Each by its key, and what counting them read before.
+    assert!((FLIGHTS..=3 * FLIGHTS).contains(&read), "{read} index entries for {FLIGHTS} flights");
 }
 
 /// Those that are not of the old log.
