@@ -252,6 +252,7 @@ async fn closing_a_flight_reads_no_other() {
         };
         settle::write(session, &batch, opener.relay).await.unwrap();
     };
+    db.client().await.batch_execute("vacuum analyze fencepost.flights").await.unwrap();
     close(&mut session, -1).await;
     let opened = "insert into fencepost.flights (shard, seq, epoch, relay, base, target, last_id)
                   select 0, n, $2, $3, pg_current_snapshot(), pg_current_snapshot(), 0 from generate_series($1::bigint, $1 + $4 - 1) n";
