@@ -127,11 +127,10 @@ impl Reader {
             if found.flights > 0 {
                 self.found();
             }
-            let took = began.elapsed();
-            if self.traffic.found(found.deliveries, took, Instant::now()) {
+            if self.traffic.found(found.deliveries, Instant::now()) {
                 self.bell.disarm().await;
                 if !self.is_behind() {
-                    tokio::time::sleep(Traffic::pause(took, self.options.poll_min)).await;
+                    tokio::time::sleep(Traffic::pause(began.elapsed(), self.options.poll_min)).await;
                 }
             } else if found.flights == 0 {
                 self.rest(commands, stop).await;

@@ -1,15 +1,15 @@
 //! How fast producers commit, as the reader sees it.
 //!
 //! At a moderate rate each commit wakes the reader: nothing waits. In heavy traffic that would be a flight, with a flush the
-//! producers wait for as well, and a notification for every commit or two, and the reader would do little else: there it
-//! looks by the clock, and takes what has gathered. What is heavy depends on how long a reading takes here.
+//! producers wait for as well, and a notification for every commit or two: there the reader looks by the clock, and takes
+//! what has gathered.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Traffic is heavy where reading each delivery for itself would take this share of the time.
-const HEAVY: f64 = 1.0 / 3.0;
+/// Deliveries a second from which traffic is heavy.
+const HEAVY: f64 = 1_000.0;
 /// In heavy traffic the reader pauses so many times as long as it read, and never longer than `PAUSE_MAX`: what reading
 /// costs the producers is bounded.
 const PAUSE: u32 = 10;
@@ -21,27 +21,22 @@ pub struct Traffic {
     span: Duration,
     began: Instant,
     deliveries: usize,
-    /// The least that a reading which found something took.
-    shortest: Option<Duration>,
     heavy: bool,
 }
 
 impl Traffic {
     pub fn new(span: Duration, now: Instant) -> Self {
-        Self { span, began: now, deliveries: 0, shortest: None, heavy: false }
+        Self { span, began: now, deliveries: 0, heavy: false }
     }
 
-    /// A reading has found so many deliveries, and took so long. Whether the traffic is heavy.
-    pub fn found(&mut self, deliveries: usize, took: Duration, now: Instant) -> bool {
-        if deliveries > 0 {
-            self.deliveries += deliveries;
-            self.shortest = Some(self.shortest.map_or(took, |shortest| shortest.min(took)));
-        }
+    /// A reading has found so many deliveries. Whether the traffic is heavy.
+    pub fn found(&mut self, deliveries: usize, now: Instant) -> bool {
+        self.deliveries += deliveries;
         let elapsed = now.saturating_duration_since(self.began);
         if elapsed >= self.span {
-            let each = self.shortest.unwrap_or_default();
-            self.heavy = self.deliveries as f64 * each.as_secs_f64() >= HEAVY * elapsed.as_secs_f64();
-            *self = Self { heavy: self.heavy, ..Self::new(self.span, now) };
+            self.heavy = self.deliveries as f64 >= HEAVY * elapsed.as_secs_f64();
+            self.began = now;
+            self.deliveries = 0;
         }
         self.heavy
     }
@@ -58,31 +53,22 @@ mod tests {
 
     const SPAN: Duration = Duration::from_millis(50);
 
-    /// Whether traffic was heavy after each of the readings, two milliseconds apart.
-    fn heavy(traffic: &mut Traffic, now: &mut Instant, readings: &[(usize, Duration)]) -> Vec<bool> {
-        let one = |(deliveries, took): &(usize, Duration)| {
-            *now += Duration::from_millis(2);
-            traffic.found(*deliveries, *took, *now)
-        };
-        readings.iter().map(one).collect()
-    }
-
     #[test]
-    fn traffic_is_heavy_while_a_span_brings_more_than_could_be_read_one_by_one() {
+    fn traffic_is_heavy_while_a_span_brings_much() {
         let mut now = Instant::now();
         let mut traffic = Traffic::new(SPAN, now);
-        let quick = Duration::from_micros(300);
+        let mut found = |deliveries| {
+            now += Duration::from_millis(2);
+            traffic.found(deliveries, now)
+        };
         // 500 a second, for long.
-        assert!(heavy(&mut traffic, &mut now, &[(1, quick); 100]).iter().all(|heavy| !heavy));
+        assert!((0..100).all(|_| !found(1)));
         // 2,000 a second: heavy from the end of the first span on.
-        let seen = heavy(&mut traffic, &mut now, &[(4, quick); 50]);
-        assert!(!seen[0] && seen[49], "{seen:?}");
+        let heavy: Vec<bool> = (0..50).map(|_| found(4)).collect();
+        assert!(!heavy[0] && heavy[49], "{heavy:?}");
         // Nothing comes any more: it is over after a span or two, since the first may have begun before.
-        let seen = heavy(&mut traffic, &mut now, &[(0, quick); 50]);
-        assert!(seen[0] && !seen[49], "{seen:?}");
-        // Where a reading takes longer, 500 a second are heavy.
-        let seen = heavy(&mut traffic, &mut now, &[(1, Duration::from_millis(1)); 100]);
-        assert!(seen[99], "{seen:?}");
+        let heavy: Vec<bool> = (0..50).map(|_| found(0)).collect();
+        assert!(heavy[0] && !heavy[49], "{heavy:?}");
     }
 
     #[test]
