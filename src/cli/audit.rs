@@ -31,7 +31,7 @@ fn moment(text: &str) -> Result<Moment, String> {
 pub async fn run(global: &Global, args: Args) -> anyhow::Result<Exit> {
     let mut client = global.session().await?;
     let proof = proof::load(&mut client, args.since.as_ref(), args.until.as_ref()).await.map_err(|error| {
-        // Class 22: a time that PostgreSQL cannot read.
+        // Class 22: a time that PostgreSQL cannot read, or an end before the beginning.
         match error.sqlstate() {
             Some(state) if state.code().starts_with("22") => {
                 anyhow::Error::from(Usage(format!("--since or --until: {error}; write 24h, or 2026-01-31T08:00:00Z")))

@@ -55,11 +55,13 @@ impl Global {
         self.parse_url(self.database_url.as_ref().or(config.database_url.as_ref()))
     }
 
-    /// The database. With `--database-url` no configuration is read: a broken file must not hide the state.
+    /// The database. With `--database-url` no configuration is read: a broken file must not hide the state. One that is
+    /// named and not there is a slip of the keyboard.
     pub fn database(&self) -> anyhow::Result<Database> {
-        match &self.database_url {
-            Some(url) => self.parse_url(Some(url)),
-            None => self.database_of(&self.config()?),
+        match (&self.database_url, &self.config) {
+            (Some(url), Some(file)) if file.exists() => self.parse_url(Some(url)),
+            (Some(url), None) => self.parse_url(Some(url)),
+            _ => self.database_of(&self.config()?),
         }
     }
 

@@ -67,6 +67,12 @@ impl Doorbell {
         }
     }
 
+    /// Whether it hangs for all of them.
+    pub async fn hangs(&self, shards: &[Shard]) -> bool {
+        let inner = self.inner.lock().await;
+        shards.iter().all(|shard| inner.armed.contains(shard))
+    }
+
     /// Takes it down, if it hangs.
     pub async fn disarm(&self) {
         let mut inner = self.inner.lock().await;

@@ -123,6 +123,7 @@ impl Reader {
                 continue;
             }
             let began = Instant::now();
+            let rings = self.bell.hangs(&self.held()).await;
             let found = self.turn(session).await?;
             if found.flights > 0 {
                 self.found();
@@ -132,7 +133,8 @@ impl Reader {
                 if !self.is_behind() {
                     tokio::time::sleep(Traffic::pause(began.elapsed(), self.options.poll_min)).await;
                 }
-            } else if found.flights == 0 {
+            } else if found.flights == 0 || (rings && !self.is_behind()) {
+                // What this turn was too early to see has rung, or will.
                 self.rest(commands, stop).await;
             }
         }
@@ -162,6 +164,10 @@ impl Reader {
     /// Whether what was found is more than was opened over.
     fn is_behind(&self) -> bool {
         self.shards.values().any(|shard| matches!(shard.position.reached, Reached::Partial { .. }))
+    }
+
+    fn held(&self) -> Vec<Shard> {
+        self.shards.keys().copied().collect()
     }
 
     fn alive(&self) -> Vec<Held> {
@@ -321,7 +327,7 @@ impl Reader {
     /// After a reconnect the position is read from the database, never from memory. A flight of ours whose opening was
     /// answered to nobody is adopted.
     async fn reposition(&mut self, session: &Session) -> Result<()> {
-        for shard in self.shards.keys().copied().collect::<Vec<_>>() {
+        for shard in self.held() {
             let Some(reading) = self.shards.get_mut(&shard) else { continue };
             reading.manifest = Manifest::default();
             let newest = log::position(session, shard).await?;
@@ -353,8 +359,7 @@ impl Reader {
     /// Nothing was new: sleeps until the doorbell rings, or polls where it does not hang.
     async fn rest(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>, stop: &CancellationToken) {
         let mut wait = self.poll;
-        let held: Vec<Shard> = self.shards.keys().copied().collect();
-        match self.bell.arm(&held).await {
+        match self.bell.arm(&self.held()).await {
             // What was committed before the bell hung rings for nobody: one more look, then sleep.
             Armed::JustNow => return,
             Armed::All => wait = self.options.poll_max,

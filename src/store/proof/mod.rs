@@ -82,6 +82,9 @@ pub async fn load(client: &mut Client, since: Option<&Moment>, until: Option<&Mo
     ))
     .await?;
     let range = Range { since: moment(&tx, since, "-infinity").await?, until: moment(&tx, until, "infinity").await? };
+    // PostgreSQL's error where the end lies before the beginning: an empty range would prove nothing.
+    let sql = "-- store::proof_range\nselect tstzrange($1::text::timestamptz, $2::text::timestamptz)";
+    tx.execute(sql, &[&range.since, &range.until]).await?;
     let mut proof = Proof {
         effects: count(&tx, &range, "select null, count(*) from effects").await?.into_values().sum(),
         ended: count(&tx, &range, deliveries::ENDED).await?,

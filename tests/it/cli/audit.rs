@@ -188,6 +188,8 @@ async fn only_the_range_is_looked_at() {
     assert_eq!(before["effects"], 0);
     let (code, _, err) = fencepost(&db, NOTHING, &["audit", "--since", "yesterdayish"]).await;
     assert!(code == 2 && err.contains("--since"), "{err}");
+    let (code, out, err) = fencepost(&db, NOTHING, &["audit", "--since", "1h", "--until", "2h"]).await;
+    assert!(code == 2 && out.is_empty() && err.contains("lower bound must be less"), "{out} {err}");
 }
 
 #[tokio::test]

@@ -41,6 +41,10 @@ async fn without_a_database_the_answer_is_2() {
     assert_eq!(code, 2, "{err}");
     let (code, _, err) = process::run(&["statuses"], &[]).await;
     assert_eq!(code, 2, "{err}");
+    // A database that is there does not make up for a file that was named and is not.
+    let db = TestDb::new().await;
+    let (code, _, err) = process::run(&["status", "--config", "/no/such.toml"], &[("DATABASE_URL", db.url())]).await;
+    assert!(code == 2 && err.contains("/no/such.toml"), "{err}");
 }
 
 #[tokio::test]
