@@ -165,7 +165,8 @@ create table fencepost.effects (
     headers        jsonb,
     sha256         fencepost.sha256 not null,
     payload        fencepost.payload not null,
-    primary key (id)
+    primary key (id),
+    constraint payload_size check (octet_length(payload) = size)
 ) partition by range (id);
 create index effects_log on fencepost.effects (shard, xid) include (id);
 -- The relay unpacks every body it sends, and lz4 does so several times faster. A server built without it keeps its own.

@@ -58,9 +58,9 @@ impl Global {
     /// The database. With `--database-url` no configuration is read: a broken file must not hide the state. One that is
     /// named and not there is a slip of the keyboard.
     pub fn database(&self) -> anyhow::Result<Database> {
-        match (&self.database_url, &self.config) {
-            (Some(url), Some(file)) if file.exists() => self.parse_url(Some(url)),
-            (Some(url), None) => self.parse_url(Some(url)),
+        let slip = self.config.as_ref().is_some_and(|file| !file.exists());
+        match &self.database_url {
+            Some(url) if !slip => self.parse_url(Some(url)),
             _ => self.database_of(&self.config()?),
         }
     }

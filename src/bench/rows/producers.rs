@@ -125,10 +125,6 @@ do $$
 declare
     rule record;
 begin
-    for rule in select c.conrelid::regclass as relation, c.conname from pg_constraint c
-                where c.contype = 'c' and c.connamespace = 'bare'::regnamespace loop
-        execute format('alter table %s drop constraint %I', rule.relation, rule.conname);
-    end loop;
     for rule in select a.attrelid::regclass as relation, a.attname, format_type(t.typbasetype, t.typtypmod) as base
                 from pg_attribute a
                 join pg_class r on r.oid = a.attrelid and r.relkind = 'r' and r.relnamespace = 'bare'::regnamespace
@@ -162,8 +158,8 @@ async fn prepare(stage: &Stage, way: Way) -> Result<()> {
         .batch_execute(
             "-- bench::bare_tables
              create schema bare;
-             create table bare.tasks (like fencepost.tasks including all);
-             create table bare.effects (like fencepost.effects including all)",
+             create table bare.tasks (like fencepost.tasks including all excluding constraints);
+             create table bare.effects (like fencepost.effects including all excluding constraints)",
         )
         .await?;
     stage.client.batch_execute(WITHOUT_RULES).await?;
