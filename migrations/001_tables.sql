@@ -205,6 +205,8 @@ create table fencepost.flights (
     last_id    bigint not null,
     partial    boolean not null default false,
     deliveries integer not null default 0,
+    -- Its relay may send what it reads next, up to this id, before that has a flight.
+    ahead_to   bigint,
     token      fencepost.flight_token,
     opened_at  timestamptz not null default clock_timestamp(),
     closed_at  timestamptz,

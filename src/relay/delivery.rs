@@ -1,7 +1,7 @@
 //! One delivery on its way through the relay, and the flight or parked row it came from.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
@@ -45,6 +45,8 @@ pub struct Flight {
     pub outstanding: AtomicUsize,
     /// `None` for a page.
     pub place: Option<InAir>,
+    /// Whether its row is on disk: what is read ahead is handed out before.
+    written: AtomicBool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +101,37 @@ pub struct Share {
 /// What an effect takes up, in bytes: its payload, and half a kilobyte beside it.
 fn size(effect: &Effect) -> u64 {
     effect.payload.len() as u64 + 512
+}
+
+impl Flight {
+    /// A flight, or a page, that is on disk and of which so many deliveries are handed out.
+    pub fn written(kind: FlightKind, seq: FlightSeq, deliveries: usize, place: Option<InAir>) -> Self {
+        Self { kind, seq, outstanding: AtomicUsize::new(deliveries), place, written: AtomicBool::new(true) }
+    }
+
+    /// One that will be on disk. Until it is, it counts as outstanding itself.
+    pub fn ahead(seq: FlightSeq, place: InAir) -> Self {
+        let (outstanding, written) = (AtomicUsize::new(1), AtomicBool::new(false));
+        Self { kind: FlightKind::Log, seq, outstanding, place: Some(place), written }
+    }
+
+    /// So many deliveries more are handed out.
+    pub fn grows(&self, deliveries: usize) {
+        self.outstanding.fetch_add(deliveries, Ordering::AcqRel);
+    }
+
+    /// So many were not handed out after all.
+    pub fn shrinks(&self, deliveries: usize) {
+        self.outstanding.fetch_sub(deliveries, Ordering::AcqRel);
+    }
+
+    pub fn is_written(&self) -> bool {
+        self.written.load(Ordering::Acquire)
+    }
+
+    pub fn has_row(&self) {
+        self.written.store(true, Ordering::Release);
+    }
 }
 
 impl Delivery {

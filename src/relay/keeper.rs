@@ -23,7 +23,7 @@ use crate::model::key::{Shard, ShardEpoch};
 use crate::model::token::TickToken;
 use crate::mutant::{self, Mutant};
 use crate::store::session::Session;
-use crate::store::shards::Roster;
+use crate::store::shards::{Leaving, Roster};
 use crate::store::{self, Database, Result, alarms, consumers, flights, lags, parking, relays, shards};
 
 /// How often a relay looks for shards while others hold some.
@@ -163,7 +163,7 @@ impl Keeper {
         for (shard, _) in &free {
             self.forget(*shard);
         }
-        shards::release(session.client(), self.relay, &free).await?;
+        shards::release(session.client(), self.relay, &free, Leaving::InOrder).await?;
         tracing::info!(shards = free.len(), "shards handed over");
         Ok(())
     }
@@ -202,7 +202,7 @@ impl Keeper {
         if lost.is_empty() {
             return Ok(());
         }
-        shards::release(session.client(), self.relay, &lost).await?;
+        shards::release(session.client(), self.relay, &lost, Leaving::Lost).await?;
         for (shard, _) in lost {
             self.lose(shard);
         }
@@ -307,9 +307,13 @@ impl Keeper {
 
     /// Gives the shards up in order, so that others need not wait for the leases to run out.
     async fn give_up(&mut self, session: &Session) {
-        let held: Vec<(Shard, ShardEpoch)> = self.held.drain().map(|(shard, lease)| (shard, lease.epoch)).collect();
+        let (ahead, written): (Vec<_>, Vec<_>) = self.held.drain().partition(|(_, lease)| lease.is_read_ahead());
+        let of =
+            |held: Vec<(Shard, Arc<ShardLease>)>| held.into_iter().map(|(shard, lease)| (shard, lease.epoch)).collect();
+        let (ahead, written): (Vec<(Shard, ShardEpoch)>, Vec<(Shard, ShardEpoch)>) = (of(ahead), of(written));
         let said = async {
-            shards::release(session.client(), self.relay, &held).await?;
+            shards::release(session.client(), self.relay, &written, Leaving::InOrder).await?;
+            shards::release(session.client(), self.relay, &ahead, Leaving::Lost).await?;
             relays::stopped(session.client(), self.relay).await
         };
         if let Err(error) = said.await {

@@ -51,7 +51,7 @@ fn fresh(id: i64, key: &str) -> Delivery {
 }
 
 fn of_flight(id: i64, key: &str, kind: FlightKind, seq: i64) -> Delivery {
-    let flight = Flight { kind, seq: FlightSeq(seq), outstanding: AtomicUsize::new(1), place: None };
+    let flight = Flight::written(kind, FlightSeq(seq), 1, None);
     delivery(id, key, Origin::Flight(Arc::new(flight)))
 }
 

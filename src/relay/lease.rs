@@ -23,6 +23,7 @@ pub struct ShardLease {
     in_hand: AtomicUsize,
     newest: AtomicI64,
     in_air: Mutex<HashSet<FlightSeq>>,
+    read_ahead: AtomicBool,
 }
 
 /// A flight's place among those of its lease that are in the air; given up when nobody has it in hand any more.
@@ -48,6 +49,7 @@ impl ShardLease {
             in_hand: AtomicUsize::new(0),
             newest: AtomicI64::new(0),
             in_air: Mutex::default(),
+            read_ahead: AtomicBool::new(false),
         }
     }
 
@@ -98,6 +100,20 @@ impl ShardLease {
     /// Whether a flight opened under this lease is in hand.
     pub fn is_in_air(&self, seq: FlightSeq) -> bool {
         self.in_air.lock().unwrap_or_else(PoisonError::into_inner).contains(&seq)
+    }
+
+    /// Something was read that has no flight yet.
+    pub fn reads_ahead(&self) {
+        self.read_ahead.store(true, Ordering::Release);
+    }
+
+    /// All that was read has its flight.
+    pub fn has_written(&self) {
+        self.read_ahead.store(false, Ordering::Release);
+    }
+
+    pub fn is_read_ahead(&self) -> bool {
+        self.read_ahead.load(Ordering::Acquire)
     }
 
     /// The reader has let go of the shard: no flight of it is being opened.

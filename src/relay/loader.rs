@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use deadpool_postgres::Pool;
@@ -128,12 +127,7 @@ impl Loader {
         if count == 0 {
             self.settler.advance_empty(AdvanceRow { lane, up_to: page.up_to });
         }
-        let flight = Arc::new(Flight {
-            kind: FlightKind::Page,
-            seq: page.up_to,
-            outstanding: AtomicUsize::new(count),
-            place: None,
-        });
+        let flight = Arc::new(Flight::written(FlightKind::Page, page.up_to, count, None));
         let delivery = |read: ReadEffect| Delivery {
             share: self.budget.bytes_of(&read.effect),
             effect: Arc::new(read.effect),

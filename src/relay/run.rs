@@ -16,6 +16,7 @@ use super::delivery::{ByteBudget, Hand};
 use super::doorbell::{self, Doorbell};
 use super::health::Health;
 use super::keeper::Keeper;
+use super::launch::Launcher;
 use super::loader::Loader;
 use super::options::Options;
 use super::outage;
@@ -104,13 +105,13 @@ pub async fn run(
         relay,
         options: options.clone(),
         clock: shared.clock.clone(),
-        router: Arc::clone(&router),
-        settler: settler.clone(),
+        launcher: Launcher { router: Arc::clone(&router), settler: settler.clone(), budget: budget.clone() },
         bell: Arc::clone(&bell),
         health,
-        budget: budget.clone(),
         shards: BTreeMap::new(),
+        leaving: Vec::new(),
         unanswered: None,
+        seen: None,
         traffic: Traffic::new(options.awake_after, Instant::now()),
         poll: options.poll_min,
     };

@@ -18,7 +18,7 @@ use super::outage;
 use super::unflushed::{ASK_EVERY, Unflushed};
 use crate::edge::error::report;
 use crate::failpoint;
-use crate::model::key::FlightSeq;
+use crate::model::key::{FlightSeq, Shard, ShardEpoch};
 use crate::mutant::{self, Mutant};
 use crate::store::lags::{LaneId, Range};
 use crate::store::session::Session;
@@ -30,10 +30,11 @@ use crate::store::{Database, alarms};
 
 /// The most outcomes of one commit.
 const BATCH_MAX: usize = 1_000;
-/// So many outcomes at once are followed by more, and the writer waits a moment for them: a commit costs what twenty rows do.
-/// With enough of them in hand it does not wait.
-const GATHERED: std::ops::Range<usize> = 8..250;
+/// The writer waits a moment for more: a commit costs what twenty rows do. With enough of them in hand it does not wait.
+const ENOUGH: usize = 250;
 const GATHER_FOR: Duration = Duration::from_millis(5);
+/// How often what waits for its flight is looked at where nothing happens.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Where outcomes are handed in.
 #[derive(Clone)]
@@ -75,6 +76,12 @@ enum Entry {
     Start(StartRow, oneshot::Sender<StartAnswer>),
     End(EndRow),
     Close(CloseRow),
+    /// What was read ahead has its flight now.
+    Written {
+        flight: Arc<Flight>,
+        shard: Shard,
+        epoch: ShardEpoch,
+    },
     Advance(AdvanceRow),
     Flush(oneshot::Sender<()>),
 }
@@ -82,6 +89,18 @@ enum Entry {
 impl Entry {
     fn is_awaited(&self) -> bool {
         matches!(self, Self::Start(..) | Self::Flush(_))
+    }
+
+    /// A lag range is of flights that have a row. Where the shard is lost there will be none.
+    fn waits_for_flight(&self) -> bool {
+        match self {
+            Self::Settle(settlement) if matches!(settlement.verdict, Verdict::Lag) => match &settlement.delivery.origin
+            {
+                Origin::Flight(flight) => !flight.is_written() && !settlement.delivery.lease.is_lost(),
+                Origin::Parked { .. } => false,
+            },
+            _ => false,
+        }
     }
 }
 
@@ -104,6 +123,7 @@ impl Settler {
             session,
             unflushed: Unflushed::default(),
             awaited: awaited.clone(),
+            waiting: Vec::new(),
         };
         (Self { entries: sender, awaited }, tokio::spawn(writer.run(entries)))
     }
@@ -129,6 +149,11 @@ impl Settler {
     /// Closes a flight that has no deliveries: nobody subscribed to any of its effects.
     pub fn close_empty(&self, row: CloseRow) {
         let _ = self.entries.send(Entry::Close(row));
+    }
+
+    /// What was read ahead has its flight.
+    pub fn written(&self, flight: Arc<Flight>, shard: Shard, epoch: ShardEpoch) {
+        let _ = self.entries.send(Entry::Written { flight, shard, epoch });
     }
 
     /// A page of a lag range in which nothing was owed any more.
@@ -160,6 +185,8 @@ struct Writer {
     session: Option<Session>,
     unflushed: Unflushed,
     awaited: Arc<Notify>,
+    /// What waits for its flight's row, and whoever waits for that.
+    waiting: Vec<Entry>,
 }
 
 impl Writer {
@@ -170,16 +197,32 @@ impl Writer {
                 received = entries.recv_many(&mut group, BATCH_MAX) => if received == 0 { break },
                 // Until all is on disk, the connection's end must not go unnoticed.
                 () = tokio::time::sleep(ASK_EVERY), if !self.unflushed.is_empty() => {}
+                // Their shard may have been lost.
+                () = tokio::time::sleep(LOOK_AGAIN), if !self.waiting.is_empty() => {}
             }
-            if GATHERED.contains(&group.len()) && !group.iter().any(Entry::is_awaited) {
+            if (1..ENOUGH).contains(&group.len()) && !group.iter().any(Entry::is_awaited) {
                 self.gather(&mut entries, &mut group).await;
             }
-            self.write(std::mem::take(&mut group)).await;
+            let ready = self.ready(std::mem::take(&mut group));
+            self.write(ready).await;
             group.reserve(BATCH_MAX);
             if self.abandon.is_cancelled() {
                 return;
             }
         }
+    }
+
+    /// What of a group, and of those that waited, can be written now. A flush is over when what came before it is written.
+    fn ready(&mut self, group: Vec<Entry>) -> Vec<Entry> {
+        let mut entries = std::mem::take(&mut self.waiting);
+        entries.extend(group);
+        if !entries.iter().any(Entry::waits_for_flight) {
+            return entries;
+        }
+        let (waiting, ready) =
+            entries.into_iter().partition(|entry| entry.waits_for_flight() || matches!(entry, Entry::Flush(_)));
+        self.waiting = waiting;
+        ready
     }
 
     async fn gather(&self, entries: &mut mpsc::UnboundedReceiver<Entry>, group: &mut Vec<Entry>) {
@@ -297,6 +340,12 @@ fn batch_of(group: &[Entry]) -> Batch {
             Entry::End(row) => batch.ends.push(row.clone()),
             Entry::Close(row) => batch.closes.push(row.clone()),
             Entry::Advance(row) => batch.advances.push(*row),
+            Entry::Written { flight, shard, epoch } => {
+                landing
+                    .entry(Arc::as_ptr(flight))
+                    .or_insert_with(|| Landing::of_log(flight, *shard, *epoch))
+                    .settled += 1;
+            }
             Entry::Start(row, _) => {
                 batch.starts.push(row.clone());
                 batch.durability = Durability::Flushed;
@@ -335,7 +384,7 @@ fn batch_of(group: &[Entry]) -> Batch {
     for landed in landing.into_values().filter(Landing::is_complete) {
         match landed.flight.kind {
             FlightKind::Log => batch.closes.push(landed.close()),
-            FlightKind::Page => batch.advances.push(landed.advance()),
+            FlightKind::Page => batch.advances.extend(landed.advance()),
         }
     }
     // Ranges move on: what was written of them cannot be written again later.
@@ -359,14 +408,22 @@ fn lane_of(delivery: &Delivery) -> LaneId {
 /// How much of a flight a batch settles.
 struct Landing<'a> {
     flight: &'a Flight,
-    delivery: &'a Delivery,
+    shard: Shard,
+    epoch: ShardEpoch,
+    /// Of one of its deliveries: where it is a page, they are all of one lane.
+    lane: Option<LaneId>,
     settled: usize,
     parks: Vec<DeliveryId>,
 }
 
 impl<'a> Landing<'a> {
-    fn of(flight: &'a Flight, delivery: &'a Delivery) -> Self {
-        Self { flight, delivery, settled: 0, parks: Vec::new() }
+    fn of(flight: &'a Flight, delivery: &Delivery) -> Self {
+        let lane = lane_of(delivery);
+        Self { lane: Some(lane), ..Self::of_log(flight, lane.shard, lane.epoch) }
+    }
+
+    fn of_log(flight: &'a Flight, shard: Shard, epoch: ShardEpoch) -> Self {
+        Self { flight, shard, epoch, lane: None, settled: 0, parks: Vec::new() }
     }
 
     /// Whether nothing else of the flight is outstanding.
@@ -375,13 +432,12 @@ impl<'a> Landing<'a> {
     }
 
     fn close(self) -> CloseRow {
-        let lease = &self.delivery.lease;
-        CloseRow { shard: lease.shard, seq: self.flight.seq, epoch: lease.epoch, parks: self.parks }
+        CloseRow { shard: self.shard, seq: self.flight.seq, epoch: self.epoch, parks: self.parks }
     }
 
     /// A page whose parked rows are refused belongs to a lost shard, and so is its advance.
-    fn advance(self) -> AdvanceRow {
-        AdvanceRow { lane: lane_of(self.delivery), up_to: self.flight.seq }
+    fn advance(self) -> Option<AdvanceRow> {
+        Some(AdvanceRow { lane: self.lane?, up_to: self.flight.seq })
     }
 }
 
@@ -398,6 +454,9 @@ fn release(group: Vec<Entry>, refused: &Refused, ended: &[DeliveryId]) {
                 }
             }
             Entry::End(_) | Entry::Close(_) | Entry::Advance(_) => {}
+            Entry::Written { flight, .. } => {
+                flight.outstanding.fetch_sub(1, Ordering::AcqRel);
+            }
             Entry::Start(row, reply) => {
                 let answer = match &row.delivery {
                     delivery if refused.starts.contains(delivery) => StartAnswer::Refused,

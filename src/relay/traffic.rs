@@ -41,6 +41,10 @@ impl Traffic {
         self.heavy
     }
 
+    pub fn is_heavy(&self) -> bool {
+        self.heavy
+    }
+
     /// How long the reader pauses in heavy traffic, at least `least`, where a reading took so long.
     pub fn pause(took: Duration, least: Duration) -> Duration {
         (PAUSE * took).clamp(least, PAUSE_MAX.max(least))

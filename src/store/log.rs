@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use super::ahead::AHEAD_IDS;
 use super::effects::{EFFECT_COLUMNS, EFFECT_OF_M, EFFECT_WIDTH, ReadEffect, read_effect};
 use super::session::Session;
 use super::{Error, Result};
@@ -25,6 +26,8 @@ pub struct Snapshot(pub(super) String);
 pub struct Position {
     pub seq: FlightSeq,
     pub reached: Reached,
+    /// Up to this id what is read next may be sent before it has a flight (`store::ahead`).
+    pub ahead_to: Option<EffectId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +76,8 @@ pub struct Reading {
     pub lost: Vec<Shard>,
     /// The database's clock, where anything was read.
     pub now: Option<SystemTime>,
+    /// What the reading saw, where it was one of the whole difference.
+    pub seen: Option<Snapshot>,
 }
 
 impl OpenedFlight {
@@ -87,15 +92,22 @@ impl Snapshot {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Whether transactions were in progress in it: `xmin:xmax:those`.
+    pub fn has_in_progress(&self) -> bool {
+        !self.0.ends_with(':')
+    }
 }
 
 impl Position {
-    pub(super) fn from_row(seq: i64, base: String, target: String, last_id: i64, partial: bool) -> Self {
-        let reached = match partial {
-            true => Reached::Partial { base: Snapshot(base), target: Snapshot(target), after: EffectId(last_id) },
-            false => Reached::Whole(Snapshot(target)),
+    /// From the columns `seq, base, target, last_id, partial, ahead_to`, the first of which is the `at`th.
+    pub(super) fn from_row(row: &Row, at: usize) -> Self {
+        let (base, target) = (Snapshot(row.get(at + 1)), Snapshot(row.get(at + 2)));
+        let reached = match row.get(at + 4) {
+            true => Reached::Partial { base, target, after: EffectId(row.get(at + 3)) },
+            false => Reached::Whole(target),
         };
-        Self { seq: FlightSeq(seq), reached }
+        Self { seq: FlightSeq(row.get(at)), reached, ahead_to: row.get::<_, Option<i64>>(at + 5).map(EffectId) }
     }
 
     /// The number of the next flight: this relay's own last + 1. The primary key makes it a compare-and-set.
@@ -176,20 +188,21 @@ with held as (
     select s.shard, s.seq, s.epoch, s.base, s.id, s.deliveries, s.n = 1 or (s.run <= $7::bigint and s.bytes <= $8::bigint) as fits
     from sized s
 ), opened as (
-    insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, first_id, last_id, partial, deliveries)
+    insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, first_id, last_id, partial, deliveries, ahead_to)
     select f.shard, f.seq, f.epoch, $5::uuid, $6::uuid, f.base::pg_snapshot, pg_current_snapshot(), min(f.id),
-           max(f.id) filter (where f.fits), not bool_and(f.fits), sum(f.deliveries) filter (where f.fits)
+           max(f.id) filter (where f.fits), not bool_and(f.fits), sum(f.deliveries) filter (where f.fits),
+           case when bool_and(f.fits) then max(f.id) + {AHEAD_IDS} end
     from found f group by f.shard, f.seq, f.epoch, f.base
     on conflict (shard, seq) do nothing
-    returning shard, seq, base::text, target::text, last_id, partial
+    returning shard, seq, base::text, target::text, last_id, partial, ahead_to
 )
-select {EFFECT_COLUMNS}, f.shard as in_shard, o.seq, o.base, o.target, o.last_id, o.partial, clock_timestamp() as now
-from found f
+select {EFFECT_COLUMNS}, f.shard as in_shard, o.seq, o.base, o.target, o.last_id, o.partial, o.ahead_to, s.seen, s.now
+from (select pg_current_snapshot()::text as seen, clock_timestamp() as now offset 0) s
+left join found f on f.fits
 left join opened o on o.shard = f.shard
 left join lateral (
     select * from fencepost.effects e where e.id = case when o.shard is not null then f.id end offset 0
-) e on true
-where f.fits"
+) e on true"
     )
 }
 
@@ -199,7 +212,7 @@ pub async fn position(session: &Session, shard: Shard) -> Result<Position> {
         .client()
         .query_opt(
             "-- store::position
-             select seq, base::text, target::text, last_id, partial
+             select seq, base::text, target::text, last_id, partial, ahead_to
              from fencepost.flights where shard = $1 order by seq desc limit 1",
             &[&shard.0],
         )
@@ -207,7 +220,7 @@ pub async fn position(session: &Session, shard: Shard) -> Result<Position> {
         .ok_or_else(|| {
             Error::Corrupt(format!("shard {shard} has no flight row: where its reading stands is unknown"))
         })?;
-    Ok(Position::from_row(row.get(0), row.get(1), row.get(2), row.get(3), row.get(4)))
+    Ok(Position::from_row(&row, 0))
 }
 
 /// A flight of ours whose opening was answered to nobody: found by its nonce, made durable again, never sent before.
@@ -220,12 +233,12 @@ pub async fn adopt(session: &Session, held: &Held, opener: Opener) -> Result<Opt
             "-- store::adopt
              update fencepost.flights set opened_at = opened_at
              where shard = $1 and seq = $2 and epoch = $3 and relay = $4 and nonce = $5 and token is null
-             returning seq, base::text, target::text, last_id, partial",
+             returning seq, base::text, target::text, last_id, partial, ahead_to",
             &[&held.shard.0, &held.position.next_seq().0, &held.epoch.0, &opener.relay, &opener.nonce],
         )
         .await?;
     let Some(row) = found else { return Ok(None) };
-    let position = Position::from_row(row.get(0), row.get(1), row.get(2), row.get(3), row.get(4));
+    let position = Position::from_row(&row, 0);
     let sql = format!(
         "-- store::flight_effects
 select {EFFECT_COLUMNS}
@@ -269,28 +282,27 @@ pub(super) fn unflushed() -> Error {
 }
 
 fn reading_from_rows(session: &Session, warnings_before: u64, rows: &[Row]) -> Result<Reading> {
-    if !rows.is_empty() && session.warnings() != warnings_before {
+    if session.warnings() != warnings_before {
         return Err(unflushed());
     }
-    let mut reading = Reading { now: rows.first().map(|row| row.get("now")), ..Reading::default() };
+    let first = rows.first();
+    let mut reading = Reading {
+        now: first.map(|row| row.get("now")),
+        seen: first.map(|row| Snapshot(row.get("seen"))),
+        ..Reading::default()
+    };
     let mut flights: BTreeMap<i16, OpenedFlight> = BTreeMap::new();
     for row in rows {
-        let shard: i16 = row.get(EFFECT_WIDTH);
-        let Some(seq) = row.get::<_, Option<i64>>(EFFECT_WIDTH + 1) else {
+        let Some(shard) = row.get::<_, Option<i16>>(EFFECT_WIDTH) else { continue };
+        if row.get::<_, Option<i64>>(EFFECT_WIDTH + 1).is_none() {
             if reading.lost.last() != Some(&Shard(shard)) {
                 reading.lost.push(Shard(shard));
             }
             continue;
-        };
+        }
         let flight = flights.entry(shard).or_insert_with(|| OpenedFlight {
             shard: Shard(shard),
-            position: Position::from_row(
-                seq,
-                row.get("base"),
-                row.get("target"),
-                row.get("last_id"),
-                row.get("partial"),
-            ),
+            position: Position::from_row(row, EFFECT_WIDTH + 1),
             effects: Vec::new(),
         });
         flight.effects.push(read_effect(row)?);

@@ -2,6 +2,7 @@
 //! `-- store::<name>`, so that it is recognised in `pg_stat_activity`. All times and all decisions about time are the
 //! database's. Only `store` knows SQL; it knows `model` and nobody above it.
 
+pub mod ahead;
 pub mod alarms;
 pub mod audit;
 pub mod consumers;

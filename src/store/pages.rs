@@ -181,7 +181,7 @@ async fn open_all(session: &Session, pages: &[(Held, Page)], opener: Opener) -> 
             true => Reached::Partial { base: base.clone(), target: target.clone(), after: page.last() },
             false => Reached::Whole(target.clone()),
         };
-        let position = Position { seq: held.position.next_seq(), reached };
+        let position = Position { seq: held.position.next_seq(), reached, ahead_to: None };
         flights.insert(held.shard, (OpenedFlight { shard: held.shard, position, effects: Vec::new() }, page));
     }
     let (Some(lowest), Some(highest)) = (columns.firsts.iter().min(), columns.lasts.iter().max()) else {
@@ -243,7 +243,7 @@ from {found}"
     Ok(Some(Reading {
         now: rows.first().map(|row| row.get(EFFECT_WIDTH)),
         opened: flights.into_values().map(|(flight, _)| flight.in_order()).collect(),
-        lost: Vec::new(),
+        ..Reading::default()
     }))
 }
 
@@ -298,5 +298,5 @@ pub async fn finish_difference(session: &Session, held: &Held, opener: Opener) -
             ],
         )
         .await?;
-    Ok(row.map(|row| Position { seq: FlightSeq(row.get(0)), reached: Reached::Whole(target.clone()) }))
+    Ok(row.map(|row| Position { seq: FlightSeq(row.get(0)), reached: Reached::Whole(target.clone()), ahead_to: None }))
 }

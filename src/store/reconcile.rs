@@ -60,14 +60,12 @@ with held as materialized (
 ), f as materialized (
     select n.*, n.last_id - n.first_id <= 128 * n.deliveries as narrow
     from held h cross join lateral (
-        select x.*, sum(x.deliveries) over (order by x.seq) - x.deliveries as before from (
-            select shard, seq, base, target, first_id, last_id, partial, deliveries from fencepost.flights
-            where shard = h.shard and seq > h.after
-              and seq < coalesce((select min(o.seq) from fencepost.flights o
-                                  where o.shard = h.shard and o.seq > h.after and o.token is null), 9223372036854775807)
-            order by seq limit $4
-        ) x
-    ) n where n.before <= $5
+        select x.*, sum(x.deliveries) over w - x.deliveries as before, count(*) filter (where x.token is null) over w as open
+        from (
+            select shard, seq, base, target, first_id, last_id, partial, deliveries, token from fencepost.flights
+            where shard = h.shard and seq > h.after order by seq limit $4
+        ) x window w as (order by x.seq)
+    ) n where n.before <= $5 and n.open = 0
 ), beside as materialized (
     select min(first_id) as lo, max(last_id) as hi from f where narrow having max(last_id) - min(first_id) <= 16 * sum(deliveries)
 ), walked as materialized (

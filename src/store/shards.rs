@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::log::Position;
-use super::{Error, Result};
+use super::{Error, Result, ahead};
 use crate::model::key::{Shard, ShardEpoch};
 use crate::mutant::{self, Mutant};
 
@@ -92,28 +92,22 @@ pub async fn take(client: &mut Client, shard: Shard, relay: Uuid, lease: Duratio
     let epoch: i64 = row.get(0);
     // Each round sees one more flight of the old owner; it can slip in no more than it had under way.
     for _ in 0..100 {
+        let Some(newest) = ahead::leave_lost(&tx, shard).await? else { break };
         let fence = tx
             .query_opt(
                 "-- store::fence
                  insert into fencepost.flights (shard, seq, epoch, relay, base, target, last_id, partial, token, closed_at)
                  select shard, seq + 1, $2, $3, base, target, last_id, partial, 'fence', clock_timestamp()
-                 from fencepost.flights where shard = $1 order by seq desc limit 1
+                 from fencepost.flights where shard = $1 and seq = $4
                  on conflict (shard, seq) do nothing
-                 returning seq, base::text, target::text, last_id, partial",
-                &[&shard.0, &epoch, &relay],
+                 returning seq, base::text, target::text, last_id, partial, ahead_to",
+                &[&shard.0, &epoch, &relay, &newest.0],
             )
             .await?;
         if let Some(row) = fence {
-            let position = Position::from_row(row.get(0), row.get(1), row.get(2), row.get(3), row.get(4));
+            let position = Position::from_row(&row, 0);
             tx.commit().await?;
             return Ok(Some(Taken { shard, epoch: ShardEpoch(epoch), position }));
-        }
-        let known: i64 = tx
-            .query_one("-- store::count_flights\nselect count(*) from fencepost.flights where shard = $1", &[&shard.0])
-            .await?
-            .get(0);
-        if known == 0 {
-            break;
         }
     }
     Err(Error::Corrupt(format!(
@@ -145,8 +139,16 @@ pub async fn renew(client: &Client, relay: Uuid, held: &[(Shard, ShardEpoch)], l
     Ok(Renewed { kept: rows.iter().filter_map(|row| row.get::<_, Option<i16>>(1)).map(Shard).collect(), now })
 }
 
+/// How a shard is given up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leaving {
+    /// Whatever was read has its flight: nothing was sent ahead of one.
+    InOrder,
+    Lost,
+}
+
 /// Gives shards up, so that another relay can take them at once, and says so to those that listen.
-pub async fn release(client: &Client, relay: Uuid, held: &[(Shard, ShardEpoch)]) -> Result<()> {
+pub async fn release(client: &Client, relay: Uuid, held: &[(Shard, ShardEpoch)], leaving: Leaving) -> Result<()> {
     let shards: Vec<i16> = held.iter().map(|(shard, _)| shard.0).collect();
     let epochs: Vec<i64> = held.iter().map(|(_, epoch)| epoch.0).collect();
     client
@@ -158,9 +160,14 @@ pub async fn release(client: &Client, relay: Uuid, held: &[(Shard, ShardEpoch)])
                  from unnest($2::smallint[], $3::bigint[]) as h (shard, epoch)
                  where s.shard = h.shard and s.epoch = h.epoch and s.relay = $1
                  returning s.shard
+             ), licences as (
+                 update fencepost.flights f set ahead_to = null
+                 from released r
+                 where $4 and f.shard = r.shard and f.ahead_to is not null
+                   and f.seq = (select max(n.seq) from fencepost.flights n where n.shard = r.shard)
              )
              select pg_notify('fencepost_shards', count(*)::text) from released having count(*) > 0",
-            &[&relay, &shards, &epochs],
+            &[&relay, &shards, &epochs, &(leaving == Leaving::InOrder)],
         )
         .await?;
     Ok(())
