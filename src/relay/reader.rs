@@ -155,6 +155,7 @@ impl Reader {
             let rings = self.bell.hangs(&self.held()).await;
             let found = self.turn(session).await?;
             if found.flights > 0 {
+                self.launcher.settler.after_reading();
                 self.found();
             }
             if self.traffic.found(found.deliveries, Instant::now()) {

@@ -32,7 +32,8 @@ use crate::store::{Database, alarms};
 const BATCH_MAX: usize = 1_000;
 /// The writer waits a moment for more: a commit costs what twenty rows do. With enough of them in hand it does not wait.
 const ENOUGH: usize = 250;
-const GATHER_FOR: Duration = Duration::from_millis(5);
+const GATHER_FOR: Duration = Duration::from_millis(10);
+const READ_WITHIN: Duration = Duration::from_millis(5);
 /// How often what waits for its flight is looked at where nothing happens.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -42,6 +43,8 @@ pub struct Settler {
     entries: mpsc::UnboundedSender<Entry>,
     /// Rung where somebody waits for what was handed in.
     awaited: Arc<Notify>,
+    /// Rung where something was just read.
+    read: Arc<Notify>,
 }
 
 /// What became of a delivery.
@@ -113,7 +116,7 @@ impl Settler {
         abandon: CancellationToken,
     ) -> (Self, tokio::task::JoinHandle<()>) {
         let (sender, entries) = mpsc::unbounded_channel();
-        let awaited = Arc::new(Notify::new());
+        let (awaited, read) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let session = None;
         let writer = Writer {
             database,
@@ -123,14 +126,20 @@ impl Settler {
             session,
             unflushed: Unflushed::default(),
             awaited: awaited.clone(),
+            read: read.clone(),
             waiting: Vec::new(),
         };
-        (Self { entries: sender, awaited }, tokio::spawn(writer.run(entries)))
+        (Self { entries: sender, awaited, read }, tokio::spawn(writer.run(entries)))
     }
 
     pub fn settle(&self, settlement: Settlement) {
         // Without a writer the process is ending: the open flight says what is not known.
         let _ = self.entries.send(Entry::Settle(Box::new(settlement)));
+    }
+
+    /// Something was just read: a good moment to write ([`Writer::gather`]).
+    pub fn after_reading(&self) {
+        self.read.notify_waiters();
     }
 
     /// Commits the start of an attempt, in a group with others.
@@ -185,6 +194,7 @@ struct Writer {
     session: Option<Session>,
     unflushed: Unflushed,
     awaited: Arc<Notify>,
+    read: Arc<Notify>,
     /// What waits for its flight's row, and whoever waits for that.
     waiting: Vec<Entry>,
 }
@@ -225,9 +235,20 @@ impl Writer {
         ready
     }
 
+    /// Waits for more, and then for the reader, a moment each. What is written lazily after a reading is flushed by the next
+    /// commit of a producer; before one it would stand between that commit and the end of the log, and the reader could not
+    /// tell that the commit is on disk (`store::ahead`).
     async fn gather(&self, entries: &mut mpsc::UnboundedReceiver<Entry>, group: &mut Vec<Entry>) {
         // A ring for what was written long ago only shortens the moment.
-        let _ = tokio::time::timeout(GATHER_FOR, self.awaited.notified()).await;
+        let awaited = self.awaited.notified();
+        tokio::pin!(awaited);
+        if tokio::time::timeout(GATHER_FOR, &mut awaited).await.is_err() {
+            tokio::select! {
+                () = awaited => {}
+                () = self.read.notified() => {}
+                () = tokio::time::sleep(READ_WITHIN) => {}
+            }
+        }
         while group.len() < BATCH_MAX
             && let Ok(entry) = entries.try_recv()
         {

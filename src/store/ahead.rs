@@ -23,6 +23,8 @@ pub const AHEAD_IDS: i64 = 256;
 /// The most effects of one reading, and the largest payload.
 const EFFECTS_MAX: i64 = 64;
 const LARGE: usize = 65_536;
+/// How often it is asked again whether what was read is on disk: as long as a flush takes.
+const ASKED_AGAIN: u32 = 8;
 
 /// What is new since a snapshot, in order.
 #[derive(Debug)]
@@ -68,7 +70,7 @@ fn statement(of_transactions: &str) -> String {
         .replace("e.payload", &format!("case when e.size <= {LARGE} then e.payload else ''::bytea end as payload"));
     format!(
         "-- store::read_ahead
-select {columns}, e.size > {LARGE} as large, w.inserted <= pg_current_wal_flush_lsn() and w.alone as on_disk,
+select {columns}, e.size > {LARGE} as large, case when w.inserted > pg_current_wal_flush_lsn() then w.inserted::text end as unflushed, w.alone,
        pg_current_snapshot()::text as seen, clock_timestamp() as now
 from (
     select pg_current_wal_insert_lsn() as inserted, current_setting('synchronous_standby_names') = '' as alone,
@@ -100,14 +102,27 @@ pub async fn read(session: &Session, shards: &[Shard], seen: &Snapshot) -> Resul
     if rows.len() as i64 > EFFECTS_MAX || rows.iter().any(is_large) {
         return Ok(Ahead::Much);
     }
-    let commits = match first.get(EFFECT_WIDTH + 1) {
-        true => Commits::OnDisk,
-        false => Commits::Unknown,
+    let commits = match (first.get(EFFECT_WIDTH + 1), first.get(EFFECT_WIDTH + 2)) {
+        (None, true) => Commits::OnDisk,
+        (Some(unflushed), true) => flushed(session, unflushed).await?,
+        (_, false) => Commits::Unknown,
     };
-    let (seen, now) = (Snapshot(first.get(EFFECT_WIDTH + 2)), first.get(EFFECT_WIDTH + 3));
+    let (seen, now) = (Snapshot(first.get(EFFECT_WIDTH + 3)), first.get(EFFECT_WIDTH + 4));
     let mut effects = rows.iter().map(read_effect).collect::<Result<Vec<_>>>()?;
     effects.sort_by_key(|read| read.effect.id);
     Ok(Ahead::New(New { effects, seen, commits, now }))
+}
+
+/// Mostly another commit is on its way to the disk, and is there when it is asked again.
+async fn flushed(session: &Session, unflushed: &str) -> Result<Commits> {
+    let statement =
+        session.prepared("-- store::flushed\nselect pg_current_wal_flush_lsn() >= $1::text::pg_lsn").await?;
+    for _ in 0..ASKED_AGAIN {
+        if session.client().query_one(&statement, &[&unflushed]).await?.get(0) {
+            return Ok(Commits::OnDisk);
+        }
+    }
+    Ok(Commits::Unknown)
 }
 
 /// Gives what was read ahead up to `seen` its flights, in one commit. Shards that are missing from the answer are lost:
