@@ -24,7 +24,7 @@ use super::tail::Tail;
 use super::traffic::Traffic;
 use crate::edge::error::report;
 use crate::failpoint;
-use crate::model::key::Shard;
+use crate::model::key::{Shard, ShardEpoch};
 use crate::mutant::{self, Mutant};
 use crate::store::ahead::{self, Ahead, Commits, New};
 use crate::store::effects::ReadEffect;
@@ -71,11 +71,12 @@ pub struct Reader {
     pub poll: Duration,
 }
 
-/// Everything visible in this snapshot was read of these shards. Only of use over the connection it came from: after a
-/// crash of the server the same transaction ids may come again.
+/// Everything visible in this snapshot was read of these shards, held under these epochs: what others read of a shard meanwhile
+/// says nothing of it. Only of use over the connection it came from: after a crash of the server the same transaction ids
+/// may come again.
 pub struct Seen {
     snapshot: Snapshot,
-    shards: Vec<Shard>,
+    shards: Vec<(Shard, ShardEpoch)>,
     /// Since when something that was read has no flight.
     unwritten_since: Option<Instant>,
 }
@@ -260,7 +261,7 @@ impl Reader {
     /// After a reading of the whole difference of `held`.
     fn has_seen(&mut self, snapshot: Option<Snapshot>, held: &[Held]) {
         let whole = !held.iter().any(|h| matches!(h.position.reached, Reached::Partial { .. })) && !self.is_behind();
-        let shards: Vec<Shard> = held.iter().map(|h| h.shard).collect();
+        let shards = held.iter().map(|h| (h.shard, h.epoch)).collect();
         // What was read ahead over another connection has its flight now, or was not found any more.
         let forgotten: Vec<Shard> =
             self.shards.iter().filter(|(_, reading)| reading.tail.is_some()).map(|(shard, _)| *shard).collect();
@@ -271,30 +272,29 @@ impl Reader {
     /// Hands out what little is new, before it has a flight. `None` where it must have one first.
     async fn read_ahead(&mut self, session: &Session) -> Result<Option<Found>> {
         let Some(seen) = &self.seen else { return Ok(None) };
-        let alive: Vec<Shard> = self
+        let alive: Vec<(Shard, ShardEpoch)> = self
             .shards
             .values()
             .filter(|reading| reading.lease.is_alive())
-            .map(|reading| reading.lease.shard)
+            .map(|reading| (reading.lease.shard, reading.lease.epoch))
             .collect();
-        if self.traffic.is_heavy()
-            || !alive.iter().all(|shard| seen.shards.contains(shard))
-            || mutant::is(Mutant::CursorById)
-        {
+        let known = alive.iter().all(|shard| seen.shards.contains(shard));
+        if !known || self.traffic.is_heavy() || mutant::is(Mutant::CursorById) {
             return Ok(None);
         }
-        match ahead::read(session, &alive, &seen.snapshot).await? {
+        let shards: Vec<Shard> = alive.iter().map(|(shard, _)| *shard).collect();
+        match ahead::read(session, &shards, &seen.snapshot).await? {
             Ahead::Nothing => Ok(Some(Found::default())),
-            Ahead::New(new) => self.launch_ahead(session, new).await.map(Some),
+            Ahead::New(new) => self.launch_ahead(session, new, alive).await.map(Some),
             Ahead::Much => Ok(None),
         }
     }
 
-    async fn launch_ahead(&mut self, session: &Session, new: New) -> Result<Found> {
+    async fn launch_ahead(&mut self, session: &Session, new: New, shards: Vec<(Shard, ShardEpoch)>) -> Result<Found> {
         self.clock.set(new.now);
         let found = Found { flights: 1, deliveries: launch::deliveries(&new.effects) };
         if let Some(seen) = &mut self.seen {
-            seen.snapshot = new.seen;
+            (seen.snapshot, seen.shards) = (new.seen, shards);
             seen.unwritten_since.get_or_insert_with(Instant::now);
         }
         let mut by_shard: BTreeMap<Shard, Vec<_>> = BTreeMap::new();

@@ -18,6 +18,7 @@ use crate::operator;
 use crate::pace::Outage;
 use crate::plan::{Fault, Planned};
 use crate::postgres_proxy::PostgresProxy;
+use crate::producers::MARK;
 use crate::stage::Stage;
 
 /// A pause is longer than the lease of three seconds.
@@ -26,8 +27,6 @@ const PAST_THE_LEASE: Duration = Duration::from_millis(3_500);
 const SLOW_BOOT: Duration = Duration::from_secs(120);
 /// How long one consumer is down, and effects of the late version still come back, when all else is healed.
 const OUTAGE: Duration = Duration::from_secs(8);
-/// What belongs to the effects of a run and to nothing else: it marks the answer that opens a flight.
-pub const MARK: &[u8] = b"\"campaign\"";
 
 /// Does everything planned, then heals. At the end, when nothing else is wrong, one consumer is down for a while.
 pub async fn run(
@@ -71,7 +70,7 @@ async fn outage(stage: &Stage, down: usize, patience: Duration) -> anyhow::Resul
     stage.consumers.iter().for_each(|link| link.desk.calm(true));
     desk.feel(Mood::BlackHole);
     // No relay is lost after this: what one of them forgets now nobody sweeps up.
-    stage.replicas.iter().for_each(|replica| replica.answers.swallow(MARK));
+    stage.replicas.iter().for_each(|replica| replica.answers.swallow(MARK.as_bytes()));
     let client = stage.connect().await?;
     let mut due = Vec::new();
     while due.is_empty() {
@@ -215,7 +214,7 @@ async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> any
         Fault::FlightUnanswered(n) => {
             let proxy = &stage.replicas[n].answers;
             for _ in 0..3 {
-                proxy.swallow(MARK);
+                proxy.swallow(MARK.as_bytes());
                 tokio::time::sleep(lasts / 4).await;
             }
         }

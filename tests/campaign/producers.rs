@@ -20,6 +20,10 @@ use crate::history::{History, Lines};
 use crate::plan::draw;
 use crate::stage::connect;
 
+/// The end of the large effects of a run, and of nothing else. They have their flight before they are handed out, and are in the
+/// answer that opens it; the end of that leaves the server with the commit.
+pub const MARK: &str = "the-end-of-something-large";
+
 const PRODUCERS: u64 = 5;
 /// The mean wait between two transactions of a producer.
 const PACE: Duration = Duration::from_millis(60);
@@ -309,7 +313,11 @@ pub fn loose_effect(rng: &mut StdRng, key: String) -> (Effect, Intent) {
 
 /// In no order: some are scheduled, some expire.
 fn loose(rng: &mut StdRng, key: String, to: Option<&'static str>) -> (Effect, Intent) {
-    let filler = "x".repeat(rng.random_range(0..400));
+    // Now and then one that is too large to be read ahead.
+    let filler = match rng.random_ratio(1, 30) {
+        true => "x".repeat(70_000) + MARK,
+        false => "x".repeat(rng.random_range(0..400)),
+    };
     let text = json!({ "campaign": key, "filler": filler }).to_string();
     let (effect, targets) = match to {
         Some(name) => (Effect::to(name, Payload::Text(text.clone())), vec![name]),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fencepost::model::key::{ConsumerId, EffectId, Shard, ShardEpoch};
 use fencepost::store::session::Session;
 use fencepost::store::settle::{self, Batch, DeliveryId, StartRow};
-use fencepost::store::shards;
+use fencepost::store::shards::{self, Leaving};
 use uuid::Uuid;
 
 use crate::support::db::TestDb;
@@ -46,7 +46,7 @@ async fn an_attempt_starts_only_under_its_relays_own_epoch() {
     let written = settle::write(&mut session, &start(held.epoch), first).await.unwrap();
     assert!(written.refused.starts.is_empty(), "the holder may");
     // Given up: the epoch is still the newest, and yet it is over.
-    shards::release(&client, first, &[(SHARD, held.epoch)]).await.unwrap();
+    shards::release(&client, first, &[(SHARD, held.epoch)], Leaving::InOrder).await.unwrap();
     let mut late = start(held.epoch);
     late.starts[0].attempt = 2;
     assert_eq!(settle::write(&mut session, &late, first).await.unwrap().refused.starts.len(), 1);

@@ -1,6 +1,7 @@
 //! The relay as it runs in production: the real binary as a child process, a real PostgreSQL, a scripted consumer. What
 //! only the database can show (plans, snapshots, fences) is tested on the store's own functions.
 
+mod ahead;
 mod clock;
 mod doorbell;
 mod frozen;

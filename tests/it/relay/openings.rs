@@ -23,9 +23,11 @@ async fn an_opening_answered_to_nobody_is_adopted_and_sent_once() {
     let mut relay = Relay::at(&url).start();
     relay.says("shard taken").await;
     for round in 1..=5 {
-        // The payload travels to the relay in the answer to the opening, and in no other.
-        let payload = format!("swallowed-{round}");
-        proxy.swallow(payload.as_bytes());
+        // The payload travels to the relay in the answer to the opening, and in no other: something large has its flight
+        // first. Its end leaves the server only with the commit.
+        let mark = format!("swallowed-{round}");
+        let payload = "x".repeat(70_000) + &mark;
+        proxy.swallow(mark.as_bytes());
         emit(
             &client,
             &json!([{"consumer": "c", "payload_text": payload}, {"consumer": "c", "payload_text": "another"}]),
@@ -59,8 +61,9 @@ async fn an_opening_that_commits_after_its_relay_gave_it_up_is_sent_once() {
     // The opening waits for a lock while its connection is cut; the server does not notice, and commits it in the end.
     let lock = client.transaction().await.unwrap();
     lock.batch_execute("lock table fencepost.flights in share mode").await.unwrap();
-    emit(&watch, &json!([{"consumer": "c", "payload_text": "late"}])).await;
-    let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '-- store::open_flights%'";
+    // Something large is never sent ahead of its flight.
+    emit(&watch, &json!([{"consumer": "c", "payload_text": "x".repeat(70_000)}])).await;
+    let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query ~ '^-- store::(open_flights|write_ahead)'";
     let waits = async |n| (count(&watch, waiting).await == n).then_some(());
     eventually("the opening waits", async || waits(1).await).await;
     proxy.cut_all();

@@ -109,7 +109,7 @@ async fn transaction_ids_that_a_crash_hands_out_again_hide_nothing() {
     for _ in 0..500 {
         burnt = client.query_one("select pg_current_xact_id()::text::bigint", &[]).await.unwrap().get(0);
     }
-    let polls = "select max(calls)::bigint from (select count(*) as calls from pg_stat_activity where query like '-- store::open_flights%') p";
+    let polls = "select max(calls)::bigint from (select count(*) as calls from pg_stat_activity where query like '-- store::read_ahead%') p";
     eventually("the relay polls", async || {
         (client.query_one(polls, &[]).await.unwrap().get::<_, i64>(0) > 0).then_some(())
     })
@@ -153,7 +153,7 @@ async fn an_opening_that_may_not_be_on_the_standby_is_not_sent() {
         })
         .await
     };
-    let opening = wait_for("open_flights").await;
+    let opening = wait_for("write_ahead").await;
     // A cancelled wait answers success, with a warning.
     client.query("select pg_cancel_backend($1)", &[&opening]).await.unwrap();
     wait_for("adopt").await;

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::died;
 use crate::support::eventually;
-use crate::support::receiver::{Receiver, Script};
+use crate::support::receiver::{Gate, Receiver, Script};
 use crate::truth::rig::{Rig, http};
 
 /// A `retry` and a `hold` edge to one receiver.
@@ -175,6 +175,92 @@ async fn a_relay_paused_past_its_lease_does_no_harm_when_it_wakes() {
     rig.becomes("later:1", "shop", "applied").await;
     rig.rests().await;
     assert_eq!(receiver.requests().len(), 3, "nothing but the one it was about to send");
+}
+
+/// Of one key: the first has a flight before it is sent, and the next may be sent ahead of one.
+fn in_one_shard(consumers: &[&str]) -> serde_json::Value {
+    consumers.iter().map(|consumer| json!({ "consumer": consumer, "payload": 1, "ordering_key": "k" })).collect()
+}
+
+#[tokio::test]
+async fn a_relay_that_dies_before_what_it_sent_ahead_has_a_flight() {
+    let receiver = Receiver::start().await;
+    let rig = Rig::new(&both_edges(&receiver)).await;
+    rig.apply().await;
+    let mut relay = rig.failing_relay("before_ahead=abort@2");
+    rig.holds_all(&mut relay).await;
+    rig.emit_with("first", in_one_shard(&["shop"])).await;
+    rig.becomes("first:1", "shop", "applied").await;
+    // Nobody is answered: what became of them is not known to anybody.
+    let gate = Gate::shut();
+    receiver.always(Script::answer(200).ack("applied").behind(&gate));
+    rig.emit_with("task", in_one_shard(&["shop", "bank"])).await;
+    died(&mut relay).await;
+    assert_eq!(receiver.requests().len(), 3, "both were sent");
+    assert_eq!(rig.count("select count(*) from fencepost.flights where deliveries > 0").await, 1, "and have no flight");
+    gate.open();
+    receiver.always(Script::answer(200).ack("applied"));
+    rig.expire_leases().await;
+
+    let _next = rig.relay().await;
+    rig.becomes("task:1", "shop", "applied").await;
+    assert_eq!(rig.tokens("task:1", "shop").await, ["lost", "applied"]);
+    rig.becomes("task:1:2", "bank", "in_doubt").await;
+    assert_eq!(rig.tokens("task:1:2", "bank").await, ["lost"]);
+    assert_eq!(receiver.requests_for("task:1:2").len(), 1, "no second request where it costs");
+    assert_eq!(rig.count("select count(*) from fencepost.flights where token = 'lost'").await, 1);
+}
+
+#[tokio::test]
+async fn what_was_sent_ahead_when_the_connection_was_lost_is_not_sent_again() {
+    let receiver = Receiver::start().await;
+    let rig = Rig::new(&both_edges(&receiver)).await;
+    rig.apply().await;
+    let mut relay = rig.failing_relay("before_ahead=stop@2");
+    rig.holds_all(&mut relay).await;
+    rig.emit_with("first", in_one_shard(&["shop"])).await;
+    rig.becomes("first:1", "shop", "applied").await;
+    rig.emit_with("task", in_one_shard(&["shop", "bank"])).await;
+    stopped(relay.pid()).await;
+    assert_eq!(receiver.requests().len(), 3, "both were sent");
+    assert_eq!(rig.count("select count(*) from fencepost.flights where deliveries > 0").await, 1, "and have no flight");
+    // What is committed meanwhile comes with the same reading, and was not sent.
+    rig.emit_with("more", in_one_shard(&["shop"])).await;
+    let ended = "select count(pg_terminate_backend(pid)) from pg_stat_activity
+                 where datname = current_database() and application_name like 'fencepost%' and application_name <> 'fencepost test'";
+    assert!(rig.count(ended).await > 3);
+    relay.signal(Signal::Continue);
+    for (key, consumer) in [("task:1", "shop"), ("task:1:2", "bank"), ("more:1", "shop")] {
+        rig.becomes(key, consumer, "applied").await;
+    }
+    rig.rests().await;
+    assert_eq!(receiver.requests().len(), 4, "each was sent once");
+    let row = "select count(*) from fencepost.flights where token = 'done' and deliveries = 3";
+    assert_eq!(rig.count(row).await, 1, "one flight for what was sent ahead and what was not");
+    assert_eq!(rig.count("select count(*) from fencepost.flights where token = 'lost'").await, 0);
+}
+
+#[tokio::test]
+async fn a_lane_leaves_nothing_unread_that_has_no_flight() {
+    let receiver = Receiver::start().await;
+    let rig = Rig::new(&both_edges(&receiver)).await;
+    rig.apply().await;
+    rig.change(&["consumers", "pause", "shop"]).await;
+    let mut relay = rig.failing_relay("before_ahead=stop@2");
+    rig.holds_all(&mut relay).await;
+    rig.emit_with("first", in_one_shard(&["bank"])).await;
+    rig.becomes("first:1", "bank", "applied").await;
+    // Its lane leaves it unread at once.
+    rig.emit_with("task", in_one_shard(&["shop"])).await;
+    stopped(relay.pid()).await;
+    assert_eq!(rig.count("select count(*) from fencepost.lags").await, 0, "a range is of flights that are there");
+    relay.signal(Signal::Continue);
+    rig.becomes("task:1", "shop", "backlog").await;
+    rig.change(&["consumers", "resume", "shop"]).await;
+    rig.becomes("task:1", "shop", "applied").await;
+    rig.rests().await;
+    assert_eq!(receiver.requests().len(), 2);
+    assert_eq!(rig.count("select count(*) from fencepost.alarms").await, 0);
 }
 
 /// Waits until the process stands still.
