@@ -14,6 +14,8 @@ pub enum Mutant {
     CommitErrorAsSuccess,
     /// What a predecessor left open is not looked at.
     NoTakeoverSweep,
+    /// What a predecessor may have sent ahead of its flight is read as if it had not been.
+    SentAheadForgotten,
     /// What comes later of a key overtakes what waits in the parking lot.
     OrderIgnoredAfterSpill,
     /// An outcome that is not known frees its key for the next.
@@ -47,6 +49,7 @@ impl Mutant {
         Self::NoEpochPredicate,
         Self::CommitErrorAsSuccess,
         Self::NoTakeoverSweep,
+        Self::SentAheadForgotten,
         Self::OrderIgnoredAfterSpill,
         Self::KeyFreedByDoubt,
         Self::FactBeforeAnswer,
@@ -68,6 +71,7 @@ impl Mutant {
             Self::NoEpochPredicate => "no_epoch_predicate",
             Self::CommitErrorAsSuccess => "commit_error_as_success",
             Self::NoTakeoverSweep => "no_takeover_sweep",
+            Self::SentAheadForgotten => "sent_ahead_forgotten",
             Self::OrderIgnoredAfterSpill => "order_ignored_after_spill",
             Self::KeyFreedByDoubt => "key_freed_by_doubt",
             Self::FactBeforeAnswer => "fact_before_answer",

@@ -16,6 +16,7 @@ use super::effects::{EFFECT_COLUMNS, EFFECT_WIDTH, ReadEffect, read_effect};
 use super::log::{Held, Opener, Position, Reached, Snapshot, unflushed};
 use super::session::Session;
 use crate::model::key::{EffectId, FlightSeq, Shard};
+use crate::mutant::{self, Mutant};
 
 /// So many ids beyond its last a flight lets its relay send ahead. They are those of all shards. After a crash as many
 /// deliveries at most count as lost attempts though they had not been sent.
@@ -184,9 +185,12 @@ returning shard, seq, base::text, target::text, last_id, partial, ahead_to"
 /// The newest flight of a shard that is being taken over. Where its relay may have sent ahead of it, that has a flight now, in
 /// its relay's name, to be closed as lost like the others it left open; and reading goes on after it.
 pub(super) async fn leave_lost(tx: &Transaction<'_>, shard: Shard) -> Result<Option<FlightSeq>> {
-    let row = tx
-        .query_opt(
-            "-- store::leave_lost
+    let sent = match mutant::is(Mutant::SentAheadForgotten) {
+        true => "false",
+        false => "not f.partial",
+    };
+    let sql = format!(
+        "-- store::leave_lost
 with newest as (
     select f.* from fencepost.flights f where f.shard = $1 order by f.seq desc limit 1
 ), sent as (
@@ -197,7 +201,7 @@ with newest as (
         select e.id, e.targets, e.xid from pg_snapshot_xip(f.target) x
         cross join lateral (select e.id, e.targets, e.xid from fencepost.effects e where e.shard = f.shard and e.xid = x offset 0) e
     ) e
-    where not f.partial and e.id + 0 <= f.ahead_to and e.id + 0 > y.log_floor
+    where {sent} and e.id + 0 <= f.ahead_to and e.id + 0 > y.log_floor
 ), left_open as (
     insert into fencepost.flights (shard, seq, epoch, relay, base, target, first_id, last_id, partial, deliveries)
     select f.shard, f.seq + 1, f.epoch, f.relay, f.target, pg_current_snapshot(), s.first_id, s.last_id, true, s.deliveries
@@ -207,9 +211,8 @@ with newest as (
     on conflict (shard, seq) do nothing
     returning seq
 )
-select coalesce(l.seq, f.seq) from newest f left join left_open l on true",
-            &[&shard.0],
-        )
-        .await?;
+select coalesce(l.seq, f.seq) from newest f left join left_open l on true"
+    );
+    let row = tx.query_opt(&sql, &[&shard.0]).await?;
     Ok(row.map(|row| FlightSeq(row.get(0))))
 }
