@@ -34,7 +34,6 @@ pub mod router;
 pub mod run;
 pub mod settle;
 pub mod settler;
-mod tail;
 mod tally;
 pub mod traffic;
 mod unflushed;

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::delivery::Flight;
-use super::lease::{InAir, ShardLease};
 use crate::model::key::{EffectId, FlightSeq};
+use crate::relay::delivery::Flight;
+use crate::relay::launch;
+use crate::relay::lease::{InAir, ShardLease};
 use crate::store::ahead::Unwritten;
 use crate::store::effects::ReadEffect;
 use crate::store::log::Held;
@@ -27,7 +28,7 @@ impl Tail {
 
     /// What is handed out next belongs to the same flight.
     pub fn takes(&mut self, effects: &[ReadEffect]) {
-        let deliveries = super::launch::deliveries(effects);
+        let deliveries = launch::deliveries(effects);
         self.ids.extend(effects.iter().map(|read| read.effect.id));
         self.deliveries += deliveries;
         self.flight.grows(deliveries);
@@ -35,7 +36,7 @@ impl Tail {
 
     /// The rest, where these were not handed out after all.
     pub fn without(mut self, effects: &[ReadEffect]) -> Option<Self> {
-        let deliveries = super::launch::deliveries(effects);
+        let deliveries = launch::deliveries(effects);
         effects.iter().for_each(|read| _ = self.ids.remove(&read.effect.id));
         self.deliveries -= deliveries;
         self.flight.shrinks(deliveries);

@@ -1,7 +1,9 @@
-//! Reading the log: opens flights over what is new in the shards held, and hands their deliveries out.
-//!
-//! What little comes at a moderate rate is read ahead: handed out at once, where the newest flight of its shard allows it, and
-//! written into the next some milliseconds later (`store::ahead`).
+//! Reading the log: opens flights over what is new in the shards held, and hands their deliveries out. What little comes at
+//! a moderate rate is read ahead of its flight (`ahead`), everything else after it is open (`flights`).
+
+mod ahead;
+mod flights;
+mod tail;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,36 +14,29 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use self::ahead::Seen;
+use self::tail::Tail;
 use super::clock::DatabaseClock;
-use super::delivery::{Flight, FlightKind};
 use super::doorbell::{Armed, Doorbell};
 use super::health::Health;
-use super::launch::{self, Launcher};
-use super::lease::{InAir, ShardLease};
+use super::launch::Launcher;
+use super::lease::ShardLease;
 use super::options::Options;
 use super::outage;
-use super::tail::Tail;
 use super::traffic::Traffic;
 use crate::edge::error::report;
 use crate::failpoint;
-use crate::model::key::{Shard, ShardEpoch};
+use crate::model::key::Shard;
 use crate::mutant::{self, Mutant};
-use crate::store::ahead::{self, Ahead, Commits, New};
-use crate::store::effects::ReadEffect;
-use crate::store::log::{self, Held, OpenedFlight, Opener, PageLimits, Position, Reached, Reading, Snapshot};
-use crate::store::pages::{self, Manifest};
+use crate::store::log::{self, Held, Opener, PageLimits, Position, Reached};
+use crate::store::pages::Manifest;
 use crate::store::session::Session;
-use crate::store::settle::CloseRow;
 use crate::store::{Database, Result};
 
-/// Effects of a large difference that are known in advance per shard, sixteen bytes each.
-const MANIFEST_MAX: i64 = 100_000;
 /// While a producer keeps the doorbell from hanging, the relay polls at least this often.
 const POLL_UNARMED: Duration = Duration::from_millis(20);
 /// Flights' worth of deliveries that may be in hand at once.
 const FLIGHTS_IN_HAND: usize = 16;
-/// What was read ahead has its flight so long after the first of it was handed out.
-const WRITTEN_AFTER: Duration = Duration::from_millis(100);
 
 pub enum Command {
     Acquired {
@@ -69,23 +64,6 @@ pub struct Reader {
     pub seen: Option<Seen>,
     pub traffic: Traffic,
     pub poll: Duration,
-}
-
-/// Everything visible in this snapshot was read of these shards, held under these epochs: what others read of a shard meanwhile
-/// says nothing of it. Only of use over the connection it came from: after a crash of the server the same transaction ids
-/// may come again.
-pub struct Seen {
-    snapshot: Snapshot,
-    shards: Vec<(Shard, ShardEpoch)>,
-    /// Since when something that was read has no flight.
-    unwritten_since: Option<Instant>,
-}
-
-impl Seen {
-    /// When what was read ahead is to have its flight.
-    fn write_in(&self) -> Option<Duration> {
-        self.unwritten_since.map(|since| WRITTEN_AFTER.saturating_sub(since.elapsed()))
-    }
 }
 
 /// What a turn found.
@@ -256,200 +234,6 @@ impl Reader {
         let nonce = Uuid::now_v7();
         self.unanswered = Some(nonce);
         Opener { relay: self.relay, nonce }
-    }
-
-    /// After a reading of the whole difference of `held`.
-    fn has_seen(&mut self, snapshot: Option<Snapshot>, held: &[Held]) {
-        let whole = !held.iter().any(|h| matches!(h.position.reached, Reached::Partial { .. })) && !self.is_behind();
-        let shards = held.iter().map(|h| (h.shard, h.epoch)).collect();
-        // What was read ahead over another connection has its flight now, or was not found any more.
-        let forgotten: Vec<Shard> =
-            self.shards.iter().filter(|(_, reading)| reading.tail.is_some()).map(|(shard, _)| *shard).collect();
-        forgotten.into_iter().for_each(|shard| self.lose(shard));
-        self.seen = snapshot.filter(|_| whole).map(|snapshot| Seen { snapshot, shards, unwritten_since: None });
-    }
-
-    /// Hands out what little is new, before it has a flight. `None` where it must have one first.
-    async fn read_ahead(&mut self, session: &Session) -> Result<Option<Found>> {
-        let Some(seen) = &self.seen else { return Ok(None) };
-        let alive: Vec<(Shard, ShardEpoch)> = self
-            .shards
-            .values()
-            .filter(|reading| reading.lease.is_alive())
-            .map(|reading| (reading.lease.shard, reading.lease.epoch))
-            .collect();
-        let known = alive.iter().all(|shard| seen.shards.contains(shard));
-        if !known || self.traffic.is_heavy() || mutant::is(Mutant::CursorById) {
-            return Ok(None);
-        }
-        let shards: Vec<Shard> = alive.iter().map(|(shard, _)| *shard).collect();
-        match ahead::read(session, &shards, &seen.snapshot).await? {
-            Ahead::Nothing => Ok(Some(Found::default())),
-            Ahead::New(new) => self.launch_ahead(session, new, alive).await.map(Some),
-            Ahead::Much => Ok(None),
-        }
-    }
-
-    async fn launch_ahead(&mut self, session: &Session, new: New, shards: Vec<(Shard, ShardEpoch)>) -> Result<Found> {
-        self.clock.set(new.now);
-        let found = Found { flights: 1, deliveries: launch::deliveries(&new.effects) };
-        if let Some(seen) = &mut self.seen {
-            (seen.snapshot, seen.shards) = (new.seen, shards);
-            seen.unwritten_since.get_or_insert_with(Instant::now);
-        }
-        let mut by_shard: BTreeMap<Shard, Vec<_>> = BTreeMap::new();
-        for read in new.effects {
-            by_shard.entry(read.effect.shard).or_default().push(read);
-        }
-        let mut held_back = Vec::new();
-        for (shard, effects) in by_shard {
-            let Some(reading) = self.shards.get_mut(&shard) else { continue };
-            let tail = reading.tail.get_or_insert_with(|| Tail::new(&reading.lease, reading.position.next_seq()));
-            tail.takes(&effects);
-            let licensed = effects.last().map(|read| read.effect.id) <= reading.position.ahead_to;
-            match licensed && new.commits == Commits::OnDisk {
-                true => self.launcher.hand_out(&reading.lease, &tail.flight, effects),
-                false => held_back.push((Arc::clone(&reading.lease), Arc::clone(&tail.flight), effects)),
-            }
-        }
-        if !held_back.is_empty() {
-            let written = self.write_tails(session).await;
-            for (lease, flight, effects) in held_back {
-                match flight.is_written() {
-                    true => self.launcher.hand_out(&lease, &flight, effects),
-                    false => self.take_back(lease.shard, &effects),
-                }
-            }
-            written?;
-        }
-        Ok(found)
-    }
-
-    /// What was not handed out is found again.
-    fn take_back(&mut self, shard: Shard, effects: &[ReadEffect]) {
-        let Some(reading) = self.shards.get_mut(&shard) else { return };
-        reading.tail = reading.tail.take().and_then(|tail| tail.without(effects));
-        if reading.tail.is_none() {
-            reading.lease.has_written();
-        }
-    }
-
-    /// Gives what was read ahead its flights.
-    async fn write_tails(&mut self, session: &Session) -> Result<()> {
-        let unwritten: Vec<_> =
-            self.shards.values().filter_map(|reading| reading.tail.as_ref()?.unwritten(reading.held())).collect();
-        let Some(snapshot) = self.seen.as_ref().map(|seen| seen.snapshot.clone()).filter(|_| !unwritten.is_empty())
-        else {
-            return Ok(());
-        };
-        let opener = self.opener();
-        failpoint::reach("before_ahead", &[]).await;
-        let written = ahead::write(session, &unwritten, &snapshot, opener).await?;
-        failpoint::reach("ahead_written", &[]).await;
-        self.unanswered = None;
-        for (shard, position) in written {
-            self.tail_written(shard, position);
-        }
-        for one in unwritten {
-            if self.shards.get(&one.held.shard).is_some_and(|reading| reading.tail.is_some()) {
-                self.lose(one.held.shard);
-            }
-        }
-        if let Some(seen) = &mut self.seen {
-            seen.unwritten_since = None;
-        }
-        Ok(())
-    }
-
-    fn tail_written(&mut self, shard: Shard, position: Position) {
-        let Some(reading) = self.shards.get_mut(&shard) else { return };
-        let Some(tail) = reading.tail.take() else { return };
-        let seq = position.seq;
-        reading.position = position;
-        reading.lease.reached(seq);
-        reading.lease.has_written();
-        tail.flight.has_row();
-        metrics::counter!("fencepost_flights_total").increment(1);
-        self.launcher.settler.written(tail.flight, shard, reading.lease.epoch);
-    }
-
-    /// The next flight of each difference too large for one.
-    async fn pages(
-        &mut self,
-        session: &Session,
-        partial: Vec<Held>,
-        opener: Opener,
-        limits: PageLimits,
-    ) -> Result<Found> {
-        let (mut pages, mut ended) = (Vec::new(), 0);
-        for held in partial {
-            let Some(shard) = self.shards.get_mut(&held.shard) else { continue };
-            if shard.manifest.is_empty() {
-                shard.manifest = Manifest::read(session, held.shard, &held.position.reached, MANIFEST_MAX).await?;
-            }
-            if let Some(page) = shard.manifest.page(limits) {
-                pages.push((held, page));
-                continue;
-            }
-            ended += 1;
-            match pages::finish_difference(session, &held, opener).await? {
-                Some(position) => shard.position = position,
-                None => self.lose(held.shard),
-            }
-        }
-        let reading = pages::open_pages(session, &pages::aligned(pages), opener).await?;
-        for flight in &reading.opened {
-            if let (Some(shard), Some(last)) = (self.shards.get_mut(&flight.shard), flight.effects.last()) {
-                shard.manifest.opened(last.effect.id);
-            }
-        }
-        let found = self.launch(reading);
-        Ok(Found { flights: found.flights + ended, ..found })
-    }
-
-    fn launch(&mut self, reading: Reading) -> Found {
-        if let Some(now) = reading.now {
-            self.clock.set(now);
-        }
-        for shard in reading.lost {
-            self.lose(shard);
-        }
-        let flights = reading.opened.len();
-        let deliveries = reading.opened.into_iter().map(|flight| self.launch_one(flight)).sum();
-        Found { flights, deliveries }
-    }
-
-    /// Hands the deliveries of an opened flight out. From here on the flight, not this reader, knows of them.
-    /// Gives how many they are.
-    fn launch_one(&mut self, mut opened: OpenedFlight) -> usize {
-        let Some(reading) = self.shards.get_mut(&opened.shard) else { return 0 };
-        if let Some(tail) = &mut reading.tail {
-            if opened.effects.last().map(|read| read.effect.id) < tail.last() {
-                self.lose(opened.shard);
-                return 0;
-            }
-            // Read ahead before the connection was lost: it is in the lanes, and has its flight now.
-            opened.effects.retain(|read| !tail.holds(read.effect.id));
-            tail.takes(&opened.effects);
-            let count = launch::deliveries(&opened.effects);
-            self.launcher.hand_out(&reading.lease, &tail.flight, opened.effects);
-            self.tail_written(opened.shard, opened.position);
-            return count;
-        }
-        let seq = opened.position.seq;
-        reading.position = opened.position;
-        reading.lease.reached(seq);
-        let lease = &reading.lease;
-        let count = launch::deliveries(&opened.effects);
-        metrics::counter!("fencepost_flights_total").increment(1);
-        if count == 0 {
-            let row = CloseRow { shard: lease.shard, seq, epoch: lease.epoch, parks: Vec::new() };
-            self.launcher.settler.close_empty(row);
-            return 0;
-        }
-        let flight = Arc::new(Flight::written(FlightKind::Log, seq, count, Some(InAir::of(lease, seq))));
-        self.launcher.hand_out(lease, &flight, opened.effects);
-        count
     }
 
     fn lose(&mut self, shard: Shard) {
