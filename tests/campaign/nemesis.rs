@@ -70,7 +70,10 @@ async fn outage(stage: &Stage, down: usize, patience: Duration) -> anyhow::Resul
     stage.consumers.iter().for_each(|link| link.desk.calm(true));
     desk.feel(Mood::BlackHole);
     // No relay is lost after this: what one of them forgets now nobody sweeps up.
-    stage.replicas.iter().for_each(|replica| replica.answers.swallow(MARK.as_bytes()));
+    for replica in &stage.replicas {
+        replica.answers.swallow(MARK.as_bytes());
+        replica.answers.swallow_answer_to("-- store::write_ahead");
+    }
     let client = stage.connect().await?;
     let mut due = Vec::new();
     while due.is_empty() {
@@ -215,6 +218,7 @@ async fn harm(stage: &Stage, producers: &PostgresProxy, planned: Planned) -> any
             let proxy = &stage.replicas[n].answers;
             for _ in 0..3 {
                 proxy.swallow(MARK.as_bytes());
+                proxy.swallow_answer_to("-- store::write_ahead");
                 tokio::time::sleep(lasts / 4).await;
             }
         }

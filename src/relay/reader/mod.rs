@@ -254,8 +254,12 @@ impl Reader {
             let Some(reading) = self.shards.get_mut(&shard) else { continue };
             reading.manifest = Manifest::default();
             let newest = log::position(session, shard).await?;
-            if newest.seq == reading.position.seq || mutant::is(Mutant::UnansweredFlightSkipped) {
+            if newest.seq == reading.position.seq {
                 reading.position = newest;
+                continue;
+            }
+            if mutant::is(Mutant::UnansweredFlightSkipped) {
+                (reading.position, reading.tail) = (newest, None);
                 continue;
             }
             let held = Held { shard, epoch: reading.lease.epoch, position: reading.position.clone() };

@@ -44,6 +44,32 @@ async fn an_opening_answered_to_nobody_is_adopted_and_sent_once() {
     assert_eq!(count(&client, "select count(*) from fencepost.flights where deliveries > 0").await, 5);
 }
 
+/// The same where what was read had been sent ahead, or waited for that very answer.
+#[tokio::test]
+async fn a_flight_of_what_was_sent_ahead_that_is_answered_to_nobody_is_known_again() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    let receiver = Receiver::start().await;
+    declare(&client, "c", &receiver, json!({})).await;
+    let (proxy, url) = PostgresProxy::before_postgres(db.url()).await;
+    let mut relay = Relay::at(&url).start();
+    for shard in 0..8 {
+        relay.says(&format!("shard taken shard={shard} ")).await;
+    }
+    for round in 1..=5 {
+        // The first of a key's shard waits for its flight, those after it are sent ahead.
+        proxy.swallow_answer_to("-- store::write_ahead");
+        emit(&client, &json!([{"consumer": "c", "payload": round, "ordering_key": "k"}])).await;
+        all_settled(&client, round).await;
+        eventually("the answer is swallowed", async || (proxy.cuts() == round).then_some(())).await;
+        all_landed(&client).await;
+    }
+    assert_eq!(relay.log().matches("was adopted").count(), 5, "{}", relay.log());
+    assert_eq!(receiver.requests().len(), 5, "nothing was sent twice");
+    assert_eq!(count(&client, "select count(*) from fencepost.flights where token = 'lost'").await, 0);
+    assert_eq!(count(&client, "select count(*) from fencepost.flights where deliveries = 1").await, 5);
+}
+
 #[tokio::test]
 async fn an_opening_that_commits_after_its_relay_gave_it_up_is_sent_once() {
     let db = TestDb::new().await;

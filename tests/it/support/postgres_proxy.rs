@@ -20,6 +20,8 @@ pub enum Upstream {
 struct Orders {
     /// The first answer with these bytes is swallowed, and its connection cut.
     swallow: Mutex<Option<Vec<u8>>>,
+    /// The next answer to the prepared statement with this first line is swallowed, and its connection cut. Empty: it was.
+    swallow_to: Mutex<Option<Vec<u8>>>,
     /// PostgreSQL's NotificationResponse never arrives, as behind a transaction pooler.
     deaf: AtomicBool,
     cuts: AtomicUsize,
@@ -71,6 +73,11 @@ impl PostgresProxy {
     /// The next answer that holds these bytes does not arrive: its connection is cut instead.
     pub fn swallow(&self, bytes: &[u8]) {
         *self.orders.swallow.lock().expect("no holder panics") = Some(bytes.to_vec());
+    }
+
+    /// The next answer to the prepared statement with this first line does not arrive.
+    pub fn swallow_answer_to(&self, line: &str) {
+        *self.orders.swallow_to.lock().expect("no holder panics") = Some(line.as_bytes().to_vec());
     }
 
     /// From now on PostgreSQL's notifications do not arrive.
@@ -128,13 +135,14 @@ async fn carry(mut client: TcpStream, from: impl AsyncRead + Unpin, mut to: impl
     let cut = orders.cut_all.notified();
     let harmed = {
         let (mut asks, mut answers) = client.split();
+        let swallow_next = AtomicBool::new(false);
         let asking = async {
-            let _ = tokio::io::copy(&mut asks, &mut to).await;
+            ask(&mut asks, &mut to, orders, &swallow_next).await;
             false
         };
         tokio::select! {
             harmed = asking => harmed,
-            harmed = answer(from, &mut answers, orders) => harmed,
+            harmed = answer(from, &mut answers, orders, &swallow_next) => harmed,
             () = cut => true,
         }
     };
@@ -144,8 +152,45 @@ async fn carry(mut client: TcpStream, from: impl AsyncRead + Unpin, mut to: impl
     }
 }
 
+/// Carries what is asked, and says when the next answer is the one to be swallowed.
+async fn ask(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+    orders: &Orders,
+    swallow_next: &AtomicBool,
+) {
+    const TEXT: &[u8] = b"-- store::";
+    let mut chunk = vec![0; 64 * 1024];
+    // The first line of each prepared statement, and how Bind names it.
+    let mut prepared: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+    while let Ok(count @ 1..) = from.read(&mut chunk).await {
+        let bytes = &chunk[..count];
+        let at = bytes.windows(TEXT.len()).position(|window| window == TEXT);
+        // Parse: a length, the statement's name (`s` and a number), its text.
+        let named = at.and_then(|at| Some((at, bytes[..at].iter().rposition(|byte| *byte == b's')?)));
+        if let Some((at, name)) = named {
+            let line = bytes[at..].split(|byte| *byte == b'\n').next().unwrap_or_default();
+            prepared.push((line.to_vec(), [b"\0", &bytes[name..at]].concat()));
+        } else if let Some(wanted) = &mut *orders.swallow_to.lock().expect("no holder panics") {
+            let is_bound = |name: &Vec<u8>| bytes.windows(name.len()).any(|window| window == name);
+            if prepared.iter().any(|(line, name)| line == wanted && is_bound(name)) {
+                wanted.clear();
+                swallow_next.store(true, Ordering::SeqCst);
+            }
+        }
+        if to.write_all(bytes).await.is_err() {
+            return;
+        }
+    }
+}
+
 /// `true`: an order ended it.
-async fn answer(mut from: impl AsyncRead + Unpin, to: &mut (impl AsyncWrite + Unpin), orders: &Orders) -> bool {
+async fn answer(
+    mut from: impl AsyncRead + Unpin,
+    to: &mut (impl AsyncWrite + Unpin),
+    orders: &Orders,
+    swallow_next: &AtomicBool,
+) -> bool {
     let mut chunk = vec![0; 64 * 1024];
     // The end of what has passed, so that the bytes looked for may lie across two reads.
     let mut tail: Vec<u8> = Vec::new();
@@ -155,6 +200,9 @@ async fn answer(mut from: impl AsyncRead + Unpin, to: &mut (impl AsyncWrite + Un
             Ok(0) | Err(_) => return false,
             Ok(count) => count,
         };
+        if swallow_next.load(Ordering::SeqCst) {
+            return true;
+        }
         let bytes = &chunk[..count];
         {
             let mut swallow = orders.swallow.lock().expect("no holder panics");
