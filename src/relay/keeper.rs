@@ -307,10 +307,11 @@ impl Keeper {
 
     /// Gives the shards up in order, so that others need not wait for the leases to run out.
     async fn give_up(&mut self, session: &Session) {
-        let (ahead, written): (Vec<_>, Vec<_>) = self.held.drain().partition(|(_, lease)| lease.is_read_ahead());
-        let of =
-            |held: Vec<(Shard, Arc<ShardLease>)>| held.into_iter().map(|(shard, lease)| (shard, lease.epoch)).collect();
-        let (ahead, written): (Vec<(Shard, ShardEpoch)>, Vec<(Shard, ShardEpoch)>) = (of(ahead), of(written));
+        let (mut written, mut ahead) = (Vec::new(), Vec::new());
+        for (shard, lease) in self.held.drain() {
+            let held = if lease.is_read_ahead() { &mut ahead } else { &mut written };
+            held.push((shard, lease.epoch));
+        }
         let said = async {
             shards::release(session.client(), self.relay, &written, Leaving::InOrder).await?;
             shards::release(session.client(), self.relay, &ahead, Leaving::Lost).await?;

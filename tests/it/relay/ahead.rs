@@ -61,7 +61,7 @@ impl Reading {
         ahead::read(&self.session, &shards, &self.seen).await.unwrap()
     }
 
-    async fn new(&self) -> New {
+    async fn what_is_new(&self) -> New {
         match self.ahead().await {
             Ahead::New(new) => new,
             other => panic!("{other:?}"),
@@ -99,7 +99,7 @@ async fn what_may_have_been_sent_ahead_is_ended_as_lost_and_nothing_else_is() {
     let sql = "select fencepost.emit($1)";
     late.execute(sql, &[&json!([{"consumer": "c", "payload_text": "late"}])]).await.unwrap();
     emit_many(&client, "c", "ahead", 20).await;
-    let new = gone.new().await;
+    let new = gone.what_is_new().await;
     assert_eq!((new.effects.len(), new.commits), (20, Commits::OnDisk));
     assert!(new.effects.iter().all(|read| read.effect.id <= gone.licence()), "all within the licence");
     late.commit().await.unwrap();
@@ -163,11 +163,15 @@ async fn what_is_not_on_disk_waits_for_its_flight() {
     signal("STOP", writer);
     client.batch_execute("set synchronous_commit = off").await.unwrap();
     emit_many(&client, "c", "lazy", 1).await;
-    let new = reading.new().await;
+    let new = reading.what_is_new().await;
     assert_eq!((new.effects.len(), new.commits), (1, Commits::Unknown), "it is visible, and a crash would lose it");
     client.batch_execute("set synchronous_commit = on").await.unwrap();
     emit_many(&client, "c", "waits", 1).await;
-    assert_eq!(reading.new().await.commits, Commits::OnDisk, "one that waits for the disk takes the other along");
+    assert_eq!(
+        reading.what_is_new().await.commits,
+        Commits::OnDisk,
+        "one that waits for the disk takes the other along"
+    );
     // A standby may lack what this disk has.
     client.batch_execute("alter system set synchronous_standby_names = 'nobody'").await.unwrap();
     client.query("select pg_reload_conf()", &[]).await.unwrap();
@@ -181,7 +185,7 @@ async fn what_is_not_on_disk_waits_for_its_flight() {
         (row.get::<_, String>(0) == "nobody").then_some(())
     })
     .await;
-    assert_eq!(reading.new().await.commits, Commits::Unknown);
+    assert_eq!(reading.what_is_new().await.commits, Commits::Unknown);
     signal("CONT", writer);
 }
 
@@ -194,7 +198,7 @@ async fn much_and_large_effects_are_left_to_flights() {
     let mut reading = Reading::of(&db.database()).await;
     assert!(matches!(reading.ahead().await, Ahead::Nothing));
     emit_many(&client, "c", "few", 64).await;
-    assert_eq!(reading.new().await.effects.len(), 64);
+    assert_eq!(reading.what_is_new().await.effects.len(), 64);
     emit_many(&client, "c", "one", 1).await;
     assert!(matches!(reading.ahead().await, Ahead::Much));
     reading.open().await;
@@ -218,12 +222,12 @@ async fn a_late_commit_is_found() {
     let sql = "select fencepost.emit($1)";
     late.execute(sql, &[&json!([{"consumer": "c", "payload_text": "late"}])]).await.unwrap();
     emit_many(&client, "c", "early", 3).await;
-    let new = reading.new().await;
+    let new = reading.what_is_new().await;
     assert_eq!(new.effects.len(), 3);
     reading.seen = new.seen;
     assert!(matches!(reading.ahead().await, Ahead::Nothing));
     late.commit().await.unwrap();
-    let new = reading.new().await;
+    let new = reading.what_is_new().await;
     assert_eq!((new.effects.len(), &new.effects[0].effect.payload[..]), (1, &b"late"[..]));
 }
 
