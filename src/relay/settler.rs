@@ -137,7 +137,7 @@ impl Settler {
         let _ = self.entries.send(Entry::Settle(Box::new(settlement)));
     }
 
-    /// Something was just read: a good moment to write ([`Writer::gather`]).
+    /// Something was just read: a good moment to write (`Writer::gather`).
     pub fn after_reading(&self) {
         self.read.notify_waiters();
     }

@@ -3,7 +3,7 @@
 //! bring.
 //!
 //! That row is the marker that exists before the byte. Whoever takes a shard over whose owner is gone closes everything up
-//! to `ahead_to` that has no flight as lost ([`leave_lost`]); whoever hands one over in order has given all of it
+//! to `ahead_to` that has no flight as lost (`leave_lost`); whoever hands one over in order has given all of it
 //! a flight and takes the licence back ([`shards::release`](super::shards::release)).
 
 use std::sync::LazyLock;
