@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use super::bare;
+use super::{bare, drain};
 use crate::bench::bodies::Size;
 use crate::bench::ceiling::Ceiling;
 use crate::bench::delays::Delays;
@@ -74,12 +74,29 @@ async fn relayed(bench: &Bench, schedule: Schedule) -> Result<Delays> {
     stage.declare("sink", &sink.url()).await?;
     let mut relay = Relay::start(&bench.rig, &stage)?;
     relay.attached(&stage, 1).await?;
+    warm_up(&stage, schedule.count).await?;
     let commits = emit(&stage, bench, schedule, |_| "sink".into()).await?;
     sink.wait_for(u64::from(schedule.count)).await?;
     relay.stop().await?;
     sink.verify(schedule.count)?;
     bench.rig.clear().await?;
     Ok(openloop::delays(&commits, &sink, |_| true))
+}
+
+/// So many effects that each shard has some.
+const WARM: u32 = 100;
+
+/// A relay that has been at work for a while: the first effect of a shard waits for its flight, which the next do not.
+/// Their numbers come after those of the schedule.
+async fn warm_up(stage: &Stage, from: u32) -> Result<()> {
+    let sink = Sink::start(from + WARM).await?;
+    stage.declare("warm", &sink.url()).await?;
+    let sql = "-- bench::warm_up
+               select fencepost.emit('[{\"consumer\": \"warm\", \"payload\": 1}]', 'bench-' || n)
+               from generate_series($1::int, $2::int - 1) n";
+    stage.client.execute(sql, &[&(from as i32), &((from + WARM) as i32)]).await?;
+    sink.wait_for(u64::from(WARM)).await?;
+    drain::landed(stage).await
 }
 
 /// Emits on schedule, the n-th effect to the consumer that `consumer` names.
