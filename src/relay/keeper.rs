@@ -314,7 +314,9 @@ impl Keeper {
         }
         let said = async {
             shards::release(session.client(), self.relay, &written, Leaving::InOrder).await?;
-            shards::release(session.client(), self.relay, &ahead, Leaving::Lost).await?;
+            if !ahead.is_empty() {
+                shards::release(session.client(), self.relay, &ahead, Leaving::Lost).await?;
+            }
             relays::stopped(session.client(), self.relay).await
         };
         if let Err(error) = said.await {

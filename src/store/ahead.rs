@@ -13,7 +13,7 @@ use tokio_postgres::{Row, Transaction};
 
 use super::Result;
 use super::effects::{EFFECT_COLUMNS, EFFECT_WIDTH, ReadEffect, read_effect};
-use super::log::{Held, Opener, Position, Reached, Snapshot, unflushed};
+use super::log::{self, Held, NEW, Opener, Position, Reached, Snapshot};
 use super::session::Session;
 use crate::model::key::{EffectId, FlightSeq, Shard};
 use crate::mutant::{self, Mutant};
@@ -156,29 +156,23 @@ from unnest($4::smallint[], $5::bigint[], $6::bigint[], $7::text[], $8::bigint[]
 on conflict (shard, seq) do nothing
 returning shard, seq, base::text, target::text, last_id, partial, ahead_to"
     );
-    let warnings = session.warnings();
-    let statement = session.prepared(&sql).await?;
-    let rows = session
-        .client()
-        .query(
-            &statement,
-            &[
-                /* relay */ &opener.relay,
-                /* nonce */ &opener.nonce,
-                /* seen */ &seen.as_str(),
-                &shards,
-                &seqs,
-                &epochs,
-                &bases,
-                &firsts,
-                &lasts,
-                &deliveries,
-            ],
-        )
-        .await?;
-    if session.warnings() != warnings {
-        return Err(unflushed());
-    }
+    let rows = log::open(
+        session,
+        &sql,
+        &[
+            /* relay */ &opener.relay,
+            /* nonce */ &opener.nonce,
+            /* seen */ &seen.as_str(),
+            &shards,
+            &seqs,
+            &epochs,
+            &bases,
+            &firsts,
+            &lasts,
+            &deliveries,
+        ],
+    )
+    .await?;
     Ok(rows.iter().map(|row| (Shard(row.get(0)), Position::from_row(row, 1))).collect())
 }
 
@@ -187,26 +181,22 @@ returning shard, seq, base::text, target::text, last_id, partial, ahead_to"
 pub(super) async fn leave_lost(tx: &Transaction<'_>, shard: Shard) -> Result<Option<FlightSeq>> {
     let sent = match mutant::is(Mutant::SentAheadForgotten) {
         true => "false",
-        false => "not f.partial",
+        false => "not h.partial",
     };
     let sql = format!(
         "-- store::leave_lost
 with newest as (
     select f.* from fencepost.flights f where f.shard = $1 order by f.seq desc limit 1
 ), sent as (
-    select e.id, e.targets
-    from newest f cross join fencepost.history y cross join lateral (
-        select e.id, e.targets, e.xid from fencepost.effects e where e.shard = f.shard and e.xid >= pg_snapshot_xmax(f.target)
-        union all
-        select e.id, e.targets, e.xid from pg_snapshot_xip(f.target) x
-        cross join lateral (select e.id, e.targets, e.xid from fencepost.effects e where e.shard = f.shard and e.xid = x offset 0) e
-    ) e
-    where {sent} and e.id + 0 <= f.ahead_to and e.id + 0 > y.log_floor
+    select d.id, d.deliveries
+    from (select f.shard, f.target as base, f.ahead_to, f.partial, y.log_floor from newest f cross join fencepost.history y) h
+    cross join lateral ({NEW}) d
+    where {sent} and d.id <= h.ahead_to
 ), left_open as (
     insert into fencepost.flights (shard, seq, epoch, relay, base, target, first_id, last_id, partial, deliveries)
     select f.shard, f.seq + 1, f.epoch, f.relay, f.target, pg_current_snapshot(), s.first_id, s.last_id, true, s.deliveries
     from newest f cross join (
-        select min(id) as first_id, max(id) as last_id, sum(cardinality(targets)) as deliveries from sent having count(*) > 0
+        select min(id) as first_id, max(id) as last_id, sum(deliveries) as deliveries from sent having count(*) > 0
     ) s
     on conflict (shard, seq) do nothing
     returning seq

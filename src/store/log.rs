@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::ahead::AHEAD_IDS;
@@ -118,7 +119,7 @@ impl Position {
 
 /// New effects of one shard `h` (shard, base) above the floor of a rebase, in the order of their ids. `id + 0` keeps the
 /// planner from walking the primary key.
-const NEW: &str = "select z.id, z.deliveries, z.size from (
+pub(super) const NEW: &str = "select z.id, z.deliveries, z.size from (
             select e.id, cardinality(e.targets) as deliveries, e.size from fencepost.effects e
             where e.shard = h.shard and e.xid >= pg_snapshot_xmax(h.base::pg_snapshot) and e.id + 0 > h.log_floor
             union all
@@ -145,25 +146,22 @@ pub async fn open_flights(session: &Session, held: &[Held], opener: Opener, limi
         return Ok(Reading::default());
     }
     let sql = open_flights_sql();
-    let warnings = session.warnings();
-    let statement = session.prepared(&sql).await?;
-    let rows = session
-        .client()
-        .query(
-            &statement,
-            &[
-                /* shards */ &shards,
-                /* seqs */ &seqs,
-                /* epochs */ &epochs,
-                /* bases */ &bases,
-                /* relay */ &opener.relay,
-                /* nonce */ &opener.nonce,
-                /* deliveries */ &i64::from(limits.deliveries),
-                /* bytes */ &(limits.bytes as i64),
-            ],
-        )
-        .await?;
-    reading_from_rows(session, warnings, &rows)
+    let rows = open(
+        session,
+        &sql,
+        &[
+            /* shards */ &shards,
+            /* seqs */ &seqs,
+            /* epochs */ &epochs,
+            /* bases */ &bases,
+            /* relay */ &opener.relay,
+            /* nonce */ &opener.nonce,
+            /* deliveries */ &i64::from(limits.deliveries),
+            /* bytes */ &(limits.bytes as i64),
+        ],
+    )
+    .await?;
+    reading_from_rows(&rows)
 }
 
 /// What [`Mutant::CursorById`] takes for new.
@@ -277,14 +275,22 @@ pub(super) const FLIGHT_EFFECTS: &str = "select e.id, e.targets from fencepost.e
       and pg_visible_in_snapshot(k.xid, f.target) and not pg_visible_in_snapshot(k.xid, f.base)
       and not exists (select from fencepost.effects e where e.id = k.id)";
 
-pub(super) fn unflushed() -> Error {
+/// Executes a statement that opens flights. It counts only if it was answered without a warning.
+pub(super) async fn open(session: &Session, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
+    let warnings = session.warnings();
+    let statement = session.prepared(sql).await?;
+    let rows = session.client().query(&statement, parameters).await?;
+    match session.warnings() == warnings {
+        true => Ok(rows),
+        false => Err(unflushed()),
+    }
+}
+
+fn unflushed() -> Error {
     Error::Corrupt("the flight's commit was answered with a warning: it may not be on the synchronous standby".into())
 }
 
-fn reading_from_rows(session: &Session, warnings_before: u64, rows: &[Row]) -> Result<Reading> {
-    if session.warnings() != warnings_before {
-        return Err(unflushed());
-    }
+fn reading_from_rows(rows: &[Row]) -> Result<Reading> {
     let first = rows.first();
     let mut reading = Reading {
         now: first.map(|row| row.get("now")),

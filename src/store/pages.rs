@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use tokio_postgres::error::SqlState;
 
-use super::Result;
 use super::effects::{EFFECT_COLUMNS, EFFECT_WIDTH, read_effect};
-use super::log::{Held, OpenedFlight, Opener, PageLimits, Position, Reached, Reading, unflushed};
+use super::log::{self, Held, OpenedFlight, Opener, PageLimits, Position, Reached, Reading};
 use super::session::Session;
+use super::{Error, Result};
 use crate::model::key::{EffectId, FlightSeq, Shard};
 
 /// What is still to be read of a shard's difference, in order, as far as it was read ahead.
@@ -203,35 +203,29 @@ with opened as (
 select {EFFECT_COLUMNS}, clock_timestamp() as now
 from {found}"
     );
-    let warnings = session.warnings();
-    let statement = session.prepared(&sql).await?;
-    let rows = session
-        .client()
-        .query(
-            &statement,
-            &[
-                &columns.shards,
-                &columns.seqs,
-                &columns.epochs,
-                &columns.bases,
-                &columns.targets,
-                &columns.firsts,
-                &columns.lasts,
-                &columns.partials,
-                &columns.deliveries,
-                /* relay */ &opener.relay,
-                /* nonce */ &opener.nonce,
-                &ids,
-            ],
-        )
-        .await;
+    let rows = log::open(
+        session,
+        &sql,
+        &[
+            &columns.shards,
+            &columns.seqs,
+            &columns.epochs,
+            &columns.bases,
+            &columns.targets,
+            &columns.firsts,
+            &columns.lasts,
+            &columns.partials,
+            &columns.deliveries,
+            /* relay */ &opener.relay,
+            /* nonce */ &opener.nonce,
+            &ids,
+        ],
+    )
+    .await;
     let rows = match rows {
-        Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
+        Err(Error::Postgres(error)) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
         rows => rows?,
     };
-    if session.warnings() != warnings {
-        return Err(unflushed());
-    }
     for row in &rows {
         let read = read_effect(row)?;
         if let Some((flight, page)) = flights.get_mut(&read.effect.shard)

@@ -72,12 +72,7 @@ impl Reader {
         }
     }
 
-    pub(super) async fn launch_ahead(
-        &mut self,
-        session: &Session,
-        new: New,
-        shards: Vec<(Shard, ShardEpoch)>,
-    ) -> Result<Found> {
+    async fn launch_ahead(&mut self, session: &Session, new: New, shards: Vec<(Shard, ShardEpoch)>) -> Result<Found> {
         self.clock.set(new.now);
         let found = Found { flights: 1, deliveries: launch::deliveries(&new.effects) };
         if let Some(seen) = &mut self.seen {
@@ -113,7 +108,7 @@ impl Reader {
     }
 
     /// What was not handed out is found again.
-    pub(super) fn take_back(&mut self, shard: Shard, effects: &[ReadEffect]) {
+    fn take_back(&mut self, shard: Shard, effects: &[ReadEffect]) {
         let Some(reading) = self.shards.get_mut(&shard) else { return };
         reading.tail = reading.tail.take().and_then(|tail| tail.without(effects));
         if reading.tail.is_none() {
@@ -132,7 +127,6 @@ impl Reader {
         let opener = self.opener();
         failpoint::reach("before_ahead", &[]).await;
         let written = ahead::write(session, &unwritten, &snapshot, opener).await?;
-        failpoint::reach("ahead_written", &[]).await;
         self.unanswered = None;
         for (shard, position) in written {
             self.tail_written(shard, position);
@@ -151,12 +145,9 @@ impl Reader {
     pub(super) fn tail_written(&mut self, shard: Shard, position: Position) {
         let Some(reading) = self.shards.get_mut(&shard) else { return };
         let Some(tail) = reading.tail.take() else { return };
-        let seq = position.seq;
-        reading.position = position;
-        reading.lease.reached(seq);
+        reading.has_flight(position);
         reading.lease.has_written();
         tail.flight.has_row();
-        metrics::counter!("fencepost_flights_total").increment(1);
         self.launcher.settler.written(tail.flight, shard, reading.lease.epoch);
     }
 }

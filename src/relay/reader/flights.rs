@@ -80,11 +80,9 @@ impl Reader {
             return count;
         }
         let seq = opened.position.seq;
-        reading.position = opened.position;
-        reading.lease.reached(seq);
+        reading.has_flight(opened.position);
         let lease = &reading.lease;
         let count = launch::deliveries(&opened.effects);
-        metrics::counter!("fencepost_flights_total").increment(1);
         if count == 0 {
             let row = CloseRow { shard: lease.shard, seq, epoch: lease.epoch, parks: Vec::new() };
             self.launcher.settler.close_empty(row);

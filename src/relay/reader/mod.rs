@@ -87,6 +87,13 @@ impl ShardReading {
     fn held(&self) -> Held {
         Held { shard: self.lease.shard, epoch: self.lease.epoch, position: self.position.clone() }
     }
+
+    /// A flight that reaches to `position` is on disk.
+    fn has_flight(&mut self, position: Position) {
+        self.lease.reached(position.seq);
+        self.position = position;
+        metrics::counter!("fencepost_flights_total").increment(1);
+    }
 }
 
 impl Reader {
@@ -262,7 +269,7 @@ impl Reader {
                 (reading.position, reading.tail) = (newest, None);
                 continue;
             }
-            let held = Held { shard, epoch: reading.lease.epoch, position: reading.position.clone() };
+            let held = reading.held();
             let adopted = match self.unanswered {
                 Some(nonce) => log::adopt(session, &held, Opener { relay: self.relay, nonce }).await?,
                 None => None,

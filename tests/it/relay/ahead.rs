@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::{Relay, all_landed, all_settled, declare, emit_many};
 use crate::support::db::TestDb;
 use crate::support::receiver::Receiver;
+use crate::support::{eventually, kill};
 
 const LEASE: Duration = Duration::from_secs(60);
 /// So many that each shard has some.
@@ -160,7 +161,7 @@ async fn what_is_not_on_disk_waits_for_its_flight() {
         .await
         .unwrap()
         .get(0);
-    signal("STOP", writer);
+    kill("STOP", writer);
     client.batch_execute("set synchronous_commit = off").await.unwrap();
     emit_many(&client, "c", "lazy", 1).await;
     let new = reading.what_is_new().await;
@@ -175,7 +176,7 @@ async fn what_is_not_on_disk_waits_for_its_flight() {
     // A standby may lack what this disk has.
     client.batch_execute("alter system set synchronous_standby_names = 'nobody'").await.unwrap();
     client.query("select pg_reload_conf()", &[]).await.unwrap();
-    crate::support::eventually("the server waits for a standby", async || {
+    eventually("the server waits for a standby", async || {
         let row = reading
             .session
             .client()
@@ -186,7 +187,7 @@ async fn what_is_not_on_disk_waits_for_its_flight() {
     })
     .await;
     assert_eq!(reading.what_is_new().await.commits, Commits::Unknown);
-    signal("CONT", writer);
+    kill("CONT", writer);
 }
 
 #[tokio::test]
@@ -229,10 +230,4 @@ async fn a_late_commit_is_found() {
     late.commit().await.unwrap();
     let new = reading.what_is_new().await;
     assert_eq!((new.effects.len(), &new.effects[0].effect.payload[..]), (1, &b"late"[..]));
-}
-
-fn signal(signal: &str, pid: i32) {
-    let kill = format!("kill -s {signal} {pid}");
-    let status = std::process::Command::new("sh").args(["-c", &kill]).status().expect("sh");
-    assert!(status.success(), "{signal} {pid}");
 }

@@ -36,3 +36,10 @@ pub async fn eventually_within<T>(limit: Duration, what: &str, mut condition: im
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
+
+/// Sends a signal to a process that is no child of ours.
+pub fn kill(signal: &str, pid: i32) {
+    let status =
+        std::process::Command::new("sh").args(["-c", &format!("kill -s {signal} {pid}")]).status().expect("sh");
+    assert!(status.success(), "{signal} {pid}");
+}

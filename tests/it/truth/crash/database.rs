@@ -3,6 +3,7 @@
 use fencepost::demo::embedded::guardian::Signal;
 use fencepost::demo::embedded::postgres::{Durability, PrivatePostgres};
 
+use crate::support::kill;
 use crate::support::receiver::{Gate, Receiver, Script};
 use crate::truth::rig::{Rig, http};
 
@@ -127,10 +128,4 @@ async fn every_session_of_a_relay_may_end_at_any_moment() {
         let sent = receiver.requests_for(&format!("hold-{n}:1")).len();
         assert_eq!(sent, 1, "hold-{n}: what may have been applied is never sent again by itself");
     }
-}
-
-fn kill(signal: &str, pid: i32) {
-    let status =
-        std::process::Command::new("sh").args(["-c", &format!("kill -s {signal} {pid}")]).status().expect("sh");
-    assert!(status.success(), "{signal} {pid}");
 }
