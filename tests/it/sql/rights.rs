@@ -87,9 +87,7 @@ async fn each_part_may_do_its_own_and_nothing_else() {
             }
         }
         denied(&c, "select fencepost.grant_to('postgres', 'producer')").await;
-        // The limits are given, so that nothing but the function itself can be what is denied.
-        let limits = "row(true, 8, 1, 1, 1, 1, 1)::fencepost.limits";
-        denied(&c, &format!("select fencepost.store_effects('t', 1, '{EFFECT}', '{{1}}', {limits})")).await;
+        denied(&c, &format!("select fencepost.store_effects('t', 1, '{EFFECT}', '{{1}}')")).await;
         denied(&c, "create table fencepost.mine (id int)").await;
         denied(&c, "drop table fencepost.effects_0").await;
         denied(&c, "alter table fencepost.effects disable trigger all").await;
