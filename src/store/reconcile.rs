@@ -49,7 +49,8 @@ pub async fn start(client: &Client, shard: Shard) -> Result<FlightSeq> {
 ///
 /// Pages of large differences lie beside one another, shard by shard over the same ids, the last of each difference too,
 /// which is not `partial`. Where flights do (`beside`), effects and facts of all of them are walked over once, and not once
-/// for every shard; only of what nothing was said about (`quiet`) it is asked whose it is.
+/// for every shard; only of what nothing was said about (`quiet`) it is asked whose it is. What a lane has still to read
+/// (`lagging`) is accounted for by that.
 pub async fn reconcile(session: &Session, shards: &[Unreconciled]) -> Result<BTreeMap<Shard, Reconciled>> {
     let sql = format!(
         "-- store::reconcile
@@ -74,9 +75,13 @@ with held as materialized (
 ), said as materialized (
     select l.effect_id, l.consumer_id from beside b cross join lateral (
         select l.effect_id, l.consumer_id from fencepost.ledger l where l.effect_id between b.lo and b.hi offset 0) l
+), lagging as materialized (
+    select g.shard, g.consumer_id from (select shard, min(seq) as first, max(seq) as last from f group by shard) s
+    join fencepost.lags g on g.shard = s.shard and g.from_seq <= s.first and g.to_seq >= s.last
 ), quiet as materialized (
     select w.id, w.shard, w.xid, t.consumer_id from walked w cross join lateral unnest(w.targets) as t (consumer_id)
     where not exists (select from said s where s.effect_id = w.id and s.consumer_id = t.consumer_id)
+      and not exists (select from lagging g where g.shard = w.shard and g.consumer_id = t.consumer_id)
 ), unsaid as materialized (
     select f.shard, f.seq, q.id, q.consumer_id
     from quiet q join f on f.shard = q.shard and f.narrow and q.id between f.first_id and f.last_id
@@ -93,7 +98,9 @@ with held as materialized (
       and pg_visible_in_snapshot(k.xid, f.target) and not pg_visible_in_snapshot(k.xid, f.base)
 ), silent as materialized (
     select u.shard, u.seq, u.id, u.consumer_id from unsaid u
-    where not exists (select 1 from fencepost.ledger l where l.effect_id = u.id and l.consumer_id = u.consumer_id offset 0)
+    where not exists (select 1 from fencepost.lags g where g.shard = u.shard and g.consumer_id = u.consumer_id
+                      and u.seq between g.from_seq and g.to_seq offset 0)
+      and not exists (select 1 from fencepost.ledger l where l.effect_id = u.id and l.consumer_id = u.consumer_id offset 0)
       and not exists (select 1 from fencepost.parked p where p.effect_id = u.id and p.consumer_id = u.consumer_id offset 0)
 ), missing as (
     select e.id, e.shard, m.consumer_id,
@@ -101,8 +108,6 @@ with held as materialized (
            coalesce(c.spec->>'on_ambiguous' = 'hold', false) as hold
     from silent m cross join lateral ({EFFECT_OF_M}) e
     left join fencepost.consumers c on c.consumer_id = m.consumer_id
-    where not exists (select 1 from fencepost.lags g where g.shard = e.shard and g.consumer_id = m.consumer_id
-                      and m.seq between g.from_seq and g.to_seq offset 0)
 ), parked as (
     insert into fencepost.parked (effect_id, consumer_id, shard, ordering_key, state, next_attempt_at, reason, first_doubt_at)
     select id, consumer_id, shard, ordering_key, case when hold then 'in_doubt' else 'retry' end,
