@@ -254,3 +254,64 @@ async fn keys_count_the_array() {
     assert_eq!(one(&c, "select count(distinct key), bool_and(array_position(a, id) = position) from (select id, position, i.key from fencepost.effects join fencepost.intended_by_id i on effect_id = id) e, (select array_agg(id order by id) a from fencepost.effects) o").await, "120|t");
     assert_eq!(one(&c, "select first_effect_id, last_effect_id, effect_count from fencepost.tasks").await, "1|120|120");
 }
+
+/// What a call of `store` makes of one effect: the row it leaves, or its refusal.
+async fn stored_by(c: &tokio_postgres::Client, store: &str, effect: &str) -> String {
+    c.batch_execute("begin").await.unwrap();
+    let call = format!("select fencepost.{store}('t', 1, $effects$[{effect}]$effects$, '{{7}}')");
+    let made = match c.simple_query(&call).await {
+        Ok(_) => one(c, "select to_jsonb(e) - 'xid' - 'committed_at' from fencepost.effects e").await,
+        Err(error) => {
+            let error = error.as_db_error().unwrap();
+            format!("{} {}", error.code().code(), error.message())
+        }
+    };
+    c.batch_execute("rollback").await.unwrap();
+    made
+}
+
+#[tokio::test]
+async fn the_short_way_of_the_usual_effect_is_the_long_way() {
+    let (_db, c) = billing().await;
+    c.batch_execute("update fencepost.settings set value = '300' where name = 'payload_max_bytes'").await.unwrap();
+    let long = |field: &str, length: usize| format!(r#"{{"consumer": "billing", {field}: "{}"}}"#, "x".repeat(length));
+    let effects = [
+        r#"{"consumer": "billing", "payload": 1}"#,
+        r#"{"consumer": "billing", "payload": null}"#,
+        r#"{"consumer": "billing", "payload": {"b": [1, "ü"]}, "type": "order.paid"}"#,
+        r#"{"consumer": "billing", "payload_text": "ü\n", "type": "a b"}"#,
+        r#"{"consumer": "billing", "payload_text": ""}"#,
+        r#"{"consumer": "billing", "payload": 1, "type": null}"#,
+        r#"{"consumer": "billing", "payload": 1, "type": ""}"#,
+        r#"{"consumer": "billing", "payload": 1, "type": "ü"}"#,
+        r#"{"consumer": "billing", "payload": 1, "type": 5}"#,
+        r#"{"consumer": "billing", "payload_text": 5}"#,
+        r#"{"consumer": "billing", "payload_text": null}"#,
+        r#"{"consumer": "billing", "payload": 1, "payload_text": "x"}"#,
+        r#"{"consumer": "billing", "payload": 1, "payload_text": null}"#,
+        r#"{"consumer": "billing"}"#,
+        r#"{"consumer": "billing", "payload": 1, "ordering_key": "k"}"#,
+        r#"{"consumer": "billing", "payload": 1, "spelt": "wrong"}"#,
+        r#"{"consumer": "nobody", "payload": 1}"#,
+        r#"{"consumer": null, "payload": 1}"#,
+        r#"{"consumer": ["billing"], "payload": 1}"#,
+        r#"{"topic": "orders", "payload": 1}"#,
+        r#"{"payload": 1}"#,
+        "[]",
+        "1",
+        r#""consumer""#,
+        "null",
+        &long(r#""payload": 1, "type""#, 255),
+        &long(r#""payload": 1, "type""#, 256),
+        &long(r#""payload_text""#, 300),
+        &long(r#""payload_text""#, 301),
+        &long(r#""payload""#, 299),
+    ];
+    let mut kept = 0;
+    for effect in effects {
+        let made = stored_by(&c, "store_effects", effect).await;
+        assert_eq!(made, stored_by(&c, "store_each", effect).await, "{effect}");
+        kept += usize::from(made.starts_with('{'));
+    }
+    assert_eq!(kept, 11);
+}
