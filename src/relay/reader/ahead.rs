@@ -20,7 +20,7 @@ use crate::store::log::{Held, Position, Reached, Snapshot};
 use crate::store::session::Session;
 
 /// What was read ahead has its flight so long after the first of it was handed out.
-const WRITTEN_AFTER: Duration = Duration::from_millis(100);
+const WRITTEN_AFTER: Duration = Duration::from_millis(250);
 
 /// Everything visible in this snapshot was read of these shards, held under these epochs: what others read of a shard meanwhile
 /// says nothing of it. Only of use over the connection it came from: after a crash of the server the same transaction ids

@@ -211,10 +211,11 @@ impl Reader {
 
     /// One reading of all shards.
     async fn turn(&mut self, session: &Session) -> Result<Found> {
-        if self.seen.as_ref().and_then(Seen::write_in) == Some(Duration::ZERO) {
-            self.write_tails(session).await?;
-        }
         if let Some(found) = self.read_ahead(session).await? {
+            // What is due for its flight has it now, when nobody waits for the reader.
+            if self.seen.as_ref().and_then(Seen::write_in) == Some(Duration::ZERO) {
+                self.write_tails(session).await?;
+            }
             return Ok(found);
         }
         self.write_tails(session).await?;

@@ -33,7 +33,7 @@ use crate::store::{Database, alarms};
 const BATCH_MAX: usize = 1_000;
 /// The writer waits a moment for more: a commit costs what twenty rows do. With enough of them in hand it does not wait.
 const ENOUGH: usize = 250;
-const GATHER_FOR: Duration = Duration::from_millis(10);
+const GATHER_FOR: Duration = Duration::from_millis(25);
 const READ_WITHIN: Duration = Duration::from_millis(5);
 /// How often what waits for its flight is looked at where nothing happens.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
