@@ -151,7 +151,7 @@ fn each_fault_says_where_what_and_what_to_write() {
         ("[relay]\nrenew_every = '6s'", "6s is more than a third of shard_lease (15s); write at most 5s"),
         ("[relay]\npoll_min = '1s'", "relay.poll_min: 1s is more than poll_max (500ms)"),
         ("[relay]\nflight_deliveries = 0", "relay.flight_deliveries: 0 is out of range; write 1 to 10000"),
-        ("[relay]\nflight_bytes = 99999999", "relay.flight_bytes: 99999999 is more than bytes_in_flight (33554432)"),
+        ("[relay]\nflight_bytes = 99999999", "relay.flight_bytes: 99999999 is more than bytes_in_flight (16777216)"),
         ("[retry]\nbase = '1h'", "retry.base: 3600s is more than cap (600s)"),
         ("[retry]\nbudget = '1m'", "retry.cap: 600s is more than budget (60s)"),
         ("[http]\nallow = ['10.0.0.0/33']", "http.allow: \"10.0.0.0/33\" is not a network; write one like 10.0.0.0/8"),

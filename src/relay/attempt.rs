@@ -33,7 +33,6 @@ pub struct Served {
 }
 
 /// What attempts of all consumers share.
-#[derive(Clone)]
 pub struct Shared {
     pub settler: Settler,
     pub pool: Pool,
@@ -63,7 +62,7 @@ pub enum Ended {
 
 /// Makes one attempt of `delivery`. Nothing is sent before its marker is on disk: an open flight, or a start row where
 /// the delivery comes from the parking lot or its edge holds what is ambiguous.
-pub async fn attempt(delivery: Delivery, served: Arc<Served>, shared: Shared) -> Ended {
+pub async fn attempt(delivery: Delivery, served: Arc<Served>, shared: Arc<Shared>) -> Ended {
     let _alone = match delivery.trouble.deaths {
         0 => None,
         // The semaphore is never closed.
@@ -92,6 +91,7 @@ pub async fn attempt(delivery: Delivery, served: Arc<Served>, shared: Shared) ->
     let context =
         AttemptContext { effect: &delivery.effect, number: delivery.trouble.sent + 1, now: shared.clock.now() };
     let mut outcome = tokio::select! {
+        biased;
         outcome = AssertUnwindSafe(sent(&served, context)).catch_unwind() => {
             // Whatever it did before it broke is not known, and nobody else will say how the attempt ended.
             outcome.unwrap_or_else(|_| silent("the relay failed within the attempt: its log says where"))

@@ -100,7 +100,7 @@ impl Default for Options {
             renew_every: Duration::from_secs(5),
             flight_deliveries: 500,
             flight_bytes: 8 << 20,
-            bytes_in_flight: 32 << 20,
+            bytes_in_flight: 16 << 20,
             awake_after: Duration::from_millis(50),
             poll_min: Duration::from_millis(5),
             poll_max: Duration::from_millis(500),

@@ -33,7 +33,7 @@ use crate::store::{self, Database, alarms, gates, parking};
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
 
 pub struct Router {
-    shared: Shared,
+    shared: Arc<Shared>,
     reach: Reach,
     keys: Arc<AckKey>,
     park_after: Duration,
@@ -61,7 +61,13 @@ struct Entry {
 }
 
 impl Router {
-    pub fn new(shared: Shared, reach: Reach, keys: Arc<AckKey>, park_after: Duration, breaker: BreakerOptions) -> Self {
+    pub fn new(
+        shared: Arc<Shared>,
+        reach: Reach,
+        keys: Arc<AckKey>,
+        park_after: Duration,
+        breaker: BreakerOptions,
+    ) -> Self {
         Self {
             shared,
             reach,
@@ -235,7 +241,7 @@ impl Router {
         let shards: Vec<Shard> = leases.iter().map(|lease| lease.shard).collect();
         let blocked = parking::blocked_keys(client, &shards).await?;
         let (dispatcher, task) =
-            Dispatcher::start(Arc::new(served), self.shared.clone(), self.park_after, self.breaker.clone());
+            Dispatcher::start(Arc::new(served), Arc::clone(&self.shared), self.park_after, self.breaker.clone());
         for lease in leases {
             let mine = blocked.iter().filter(|(shard, consumer, ..)| *shard == lease.shard && *consumer == state.id);
             let blocked = mine.map(|(_, _, key, count)| (key.clone(), *count)).collect();

@@ -61,7 +61,7 @@ pub async fn run(
     let abandon = over.child_token();
     let bell = Arc::new(Doorbell::default());
     let (settler, writing) = Settler::start(database.clone(), relay, Arc::clone(&bell), abandon.clone());
-    let shared = Shared {
+    let shared = Arc::new(Shared {
         settler: settler.clone(),
         pool: database.pool(POOL_SIZE),
         health: Arc::clone(&health),
@@ -70,9 +70,9 @@ pub async fn run(
         suspects: Arc::new(Semaphore::new(1)),
         relays: Arc::new(AtomicUsize::new(1)),
         abandon: over.child_token(),
-    };
+    });
     let router = Arc::new(Router::new(
-        shared.clone(),
+        Arc::clone(&shared),
         reach.clone(),
         Arc::clone(&keys),
         options.park_after,

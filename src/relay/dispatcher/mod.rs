@@ -82,7 +82,7 @@ pub struct Dispatcher(mpsc::UnboundedSender<Command>);
 impl Dispatcher {
     pub fn start(
         served: Arc<Served>,
-        shared: Shared,
+        shared: Arc<Shared>,
         park_after: Duration,
         breaker: BreakerOptions,
     ) -> (Self, tokio::task::JoinHandle<()>) {

@@ -75,8 +75,8 @@ impl State {
             return;
         };
         if let Some(delivery) = self.ended_before_its_attempt(delivery) {
-            let (served, shared) = (Arc::clone(&self.served), self.shared.clone());
-            self.attempts.spawn(async move { (class, Box::pin(attempt::attempt(delivery, served, shared)).await) });
+            let (served, shared) = (Arc::clone(&self.served), Arc::clone(&self.shared));
+            self.attempts.spawn(async move { (class, attempt::attempt(delivery, served, shared).await) });
         } else {
             self.gate.leave(class);
             self.gate.withdrawn(Instant::now());

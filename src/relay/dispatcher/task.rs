@@ -27,7 +27,7 @@ const SWEEP_EVERY: Duration = Duration::from_millis(250);
 
 pub(super) struct State {
     pub(super) served: Arc<Served>,
-    pub(super) shared: Shared,
+    pub(super) shared: Arc<Shared>,
     pub(super) park_after: Duration,
     pub(super) gate: Gate,
     pub(super) words: Words,
@@ -39,7 +39,7 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(served: Arc<Served>, shared: Shared, park_after: Duration, breaker: BreakerOptions) -> Self {
+    pub(super) fn new(served: Arc<Served>, shared: Arc<Shared>, park_after: Duration, breaker: BreakerOptions) -> Self {
         let gate = Gate::new(served.consumer.concurrency, served.consumer.rate, breaker, Instant::now());
         Self {
             served,
@@ -162,7 +162,7 @@ impl State {
     }
 
     pub(super) fn note_way(&mut self) {
-        let Shared { health, pool, .. } = &self.shared;
+        let Shared { health, pool, .. } = &*self.shared;
         self.way.note(&self.served.consumer.name, self.served.edge.shut(), health, pool);
     }
 
