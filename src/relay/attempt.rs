@@ -99,8 +99,11 @@ pub async fn attempt(delivery: Delivery, served: Arc<Served>, shared: Arc<Shared
         () = shared.abandon.cancelled() => silent("the relay stopped before an answer came"),
     };
     failpoint::reach("answered", &delivery.effect.payload).await;
-    if let Some(why) = disbelieved(&delivery, &outcome, &shared.pool).await {
-        disbelieve(&mut outcome, why);
+    if let End::Answered { ack: AckReading::Word { ack: Ack::Stale { current }, .. }, .. } = outcome.end {
+        // Rare, and large: it has a place of its own.
+        if let Some(why) = Box::pin(disbelieved(&delivery, current, &shared.pool)).await {
+            disbelieve(&mut outcome, why);
+        }
     }
     Ended::With { delivery, outcome }
 }
@@ -140,12 +143,9 @@ fn silent(error: &str) -> Outcome {
 }
 
 /// A `stale` is believed only where its epoch is known to the task.
-async fn disbelieved(delivery: &Delivery, outcome: &Outcome, pool: &Pool) -> Option<&'static str> {
-    let End::Answered { ack: AckReading::Word { ack: Ack::Stale { current }, .. }, .. } = &outcome.end else {
-        return None;
-    };
+async fn disbelieved(delivery: &Delivery, current: i64, pool: &Pool) -> Option<&'static str> {
     let client = pool.get().await.ok()?;
-    match gates::epoch_is_known(&client, delivery.effect.key.task_id().as_str(), *current).await {
+    match gates::epoch_is_known(&client, delivery.effect.key.task_id().as_str(), current).await {
         Ok(false) => Some("stale names an epoch its task has never had"),
         // Where the database cannot be asked the consumer's word stands.
         Ok(true) | Err(_) => None,
