@@ -80,8 +80,8 @@ impl Edge {
         }
     }
 
-    /// Makes one attempt. Always ends, within the consumer's timeout. What an edge has to remember meanwhile is large and has a place of
-    /// its own, so that the attempt around it is moved cheaply.
+    /// Makes one attempt. Always ends, within the consumer's timeout. What an edge has to remember meanwhile is large and
+    /// has a place of its own, so that the attempt around it is moved cheaply.
     pub async fn attempt(&self, ctx: AttemptContext<'_>) -> Outcome {
         match self {
             Self::Http(edge) => Box::pin(edge.attempt(ctx)).await,

@@ -37,8 +37,8 @@ pub async fn idle(bench: &Bench) -> Result<Vec<Figure>> {
     Ok(vec![figure("commit to received from idle, p50", p50, Must::RatioAtMost(1.5))])
 }
 
-/// Latency against offered load, and against the bare process.
-pub async fn curves(bench: &Bench) -> Result<Vec<Figure>> {
+/// Latency against offered load.
+pub async fn against_load(bench: &Bench) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for per_second in [50.0, 100.0, 200.0, 400.0, 800.0, 1_600.0] {
         let count = bench.size((per_second * 10.0) as u32);

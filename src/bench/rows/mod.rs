@@ -3,6 +3,7 @@
 mod amqp;
 mod bare;
 mod black_hole;
+mod curves;
 mod database;
 mod drain;
 mod footprint;
@@ -53,7 +54,7 @@ pub enum Row {
     Amqp,
     /// Drain with ten million old effects retained (--full).
     Retained,
-    /// Curves: rate against window, latency against offered load (--full).
+    /// Curves: rate against window and backlog, latency against offered load (--full).
     Curves,
 }
 
@@ -83,7 +84,7 @@ impl Row {
             Self::BlackHole => black_hole::measure(bench).await,
             Self::Memory => memory::measure(bench).await,
             Self::Amqp => amqp::measure(bench).await,
-            Self::Curves => latency::curves(bench).await,
+            Self::Curves => curves::measure(bench).await,
         }
     }
 }
