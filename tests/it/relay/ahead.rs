@@ -101,7 +101,7 @@ async fn what_may_have_been_sent_ahead_is_ended_as_lost_and_nothing_else_is() {
     late.execute(sql, &[&json!([{"consumer": "c", "payload_text": "late"}])]).await.unwrap();
     emit_many(&client, "c", "ahead", 20).await;
     let new = gone.what_is_new().await;
-    assert_eq!((new.effects.len(), new.commits), (20, Commits::OnDisk));
+    assert_eq!(new.effects.len(), 20);
     assert!(new.effects.iter().all(|read| read.effect.id <= gone.licence()), "all within the licence");
     late.commit().await.unwrap();
     // Beyond the licence nothing was sent.

@@ -1,6 +1,7 @@
 //! The relay dies, or stops for too long.
 
 use fencepost::demo::embedded::guardian::Signal;
+use fencepost::demo::embedded::postgres::{Durability, PrivatePostgres};
 use serde_json::json;
 
 use super::died;
@@ -11,6 +12,12 @@ use crate::truth::rig::{Rig, http};
 /// A `retry` and a `hold` edge to one receiver.
 fn both_edges(receiver: &Receiver) -> String {
     [http("shop", &receiver.url(), ""), http("bank", &receiver.url(), "on_ambiguous = 'hold'")].concat()
+}
+
+/// For what is sent ahead: whatever other tests write on a shared server is not on disk yet when the relay looks, and then
+/// nothing is.
+async fn own_server() -> PrivatePostgres {
+    PrivatePostgres::start(Durability::None).await.expect("a private PostgreSQL")
 }
 
 #[tokio::test]
@@ -185,7 +192,8 @@ fn in_one_shard(consumers: &[&str]) -> serde_json::Value {
 #[tokio::test]
 async fn a_relay_that_dies_before_what_it_sent_ahead_has_a_flight() {
     let receiver = Receiver::start().await;
-    let rig = Rig::new(&both_edges(&receiver)).await;
+    let server = own_server().await;
+    let rig = Rig::on_server(&server, &both_edges(&receiver)).await;
     rig.apply().await;
     let mut relay = rig.failing_relay("before_ahead=abort@2");
     rig.holds_all(&mut relay).await;
@@ -214,7 +222,8 @@ async fn a_relay_that_dies_before_what_it_sent_ahead_has_a_flight() {
 #[tokio::test]
 async fn what_was_sent_ahead_when_the_connection_was_lost_is_not_sent_again() {
     let receiver = Receiver::start().await;
-    let rig = Rig::new(&both_edges(&receiver)).await;
+    let server = own_server().await;
+    let rig = Rig::on_server(&server, &both_edges(&receiver)).await;
     rig.apply().await;
     let mut relay = rig.failing_relay("before_ahead=stop@2");
     rig.holds_all(&mut relay).await;
@@ -243,7 +252,8 @@ async fn what_was_sent_ahead_when_the_connection_was_lost_is_not_sent_again() {
 #[tokio::test]
 async fn a_lane_leaves_nothing_unread_that_has_no_flight() {
     let receiver = Receiver::start().await;
-    let rig = Rig::new(&both_edges(&receiver)).await;
+    let server = own_server().await;
+    let rig = Rig::on_server(&server, &both_edges(&receiver)).await;
     rig.apply().await;
     rig.change(&["consumers", "pause", "shop"]).await;
     let mut relay = rig.failing_relay("before_ahead=stop@2");
