@@ -112,6 +112,13 @@ begin
     end if;
 end $$;
 
+-- What is kept in a task's row: its payload, its result.
+create function fencepost.check_task_size(what text, kept jsonb) returns void
+language plpgsql stable as $$
+begin
+    perform fencepost.check_size(what, octet_length(kept::text), (select l.task_payload from fencepost.limits l), 'task_payload_max_bytes');
+end $$;
+
 -- Epochs are never issued below it. Where the history of this database may have been rewound (another server or WAL
 -- timeline than recorded), an epoch could be issued twice for different work: then the base rises by 2^20.
 create function fencepost.epoch_base() returns bigint
@@ -180,7 +187,7 @@ begin
     perform fencepost.check_argument(submit_task.kind <> '', 'kind', 'must not be empty');
     perform fencepost.check_argument(submit_task.max_claims > 0, 'max_claims', 'must be at least 1');
     perform fencepost.check_argument(submit_task.payload is not null, 'payload', 'must be JSON, not an SQL null');
-    perform fencepost.check_size('payload of the task', octet_length(submit_task.payload::text), (select l.task_payload from fencepost.limits l), 'task_payload_max_bytes');
+    perform fencepost.check_task_size('payload of the task', submit_task.payload);
     insert into fencepost.tasks (task_id, kind, payload, run_at, max_claims, claims_left)
     values (id, submit_task.kind, submit_task.payload, coalesce(submit_task.run_at, clock_timestamp()), submit_task.max_claims, submit_task.max_claims)
     on conflict on constraint tasks_pkey do nothing;

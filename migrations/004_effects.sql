@@ -173,12 +173,17 @@ begin
     perform fencepost.malformed(index, field, format('must be a string, not a JSON %s', type));
 end $$;
 
--- A short text that travels in a header: printable ASCII.
+-- A short text that travels in a header: printable ASCII. Inlined where it is called.
+create function fencepost.is_label(value text) returns boolean
+language sql immutable parallel safe as $$
+    select octet_length(value) <= 255 and value ~ '^[!-~]([ -~]*[!-~])?$'
+$$;
+
 create function fencepost.read_label(index integer, field text, value text) returns text
 language plpgsql immutable as $$
 begin
     perform fencepost.check_length(index, field, value, 255);
-    if value !~ '^[!-~]([ -~]*[!-~])?$' then
+    if not fencepost.is_label(value) then
         perform fencepost.malformed(index, field, 'must be printable ASCII, not empty, without spaces at its ends');
     end if;
     return value;
@@ -233,7 +238,7 @@ begin
     end if;
 
     e.type := effect ->> 'type';
-    if octet_length(e.type) > 255 or e.type !~ '^[!-~]([ -~]*[!-~])?$' then
+    if not fencepost.is_label(e.type) then
         perform fencepost.read_label(index, 'type', e.type);
     end if;
 
@@ -350,7 +355,8 @@ end $$;
 
 -- The same, with a short way for what most completions intend: one effect for one consumer, nothing but a payload and
 -- perhaps a type. It decides only that nothing is wrong; whatever it is not sure of goes to `store_each`, which names it.
--- (Few expressions and one query less: with many producers' sessions on few cores each costs what it costs to fetch it from memory.)
+-- (Few expressions and one query less: with many producers' sessions on few cores each costs what it takes to fetch it
+-- from memory.)
 create function fencepost.store_effects(task text, epoch bigint, effects jsonb, ids bigint[]) returns integer
 language plpgsql volatile as $$
 declare
@@ -366,7 +372,7 @@ begin
     if jsonb_typeof(effect) is distinct from 'object' or effect - array['consumer', 'payload', 'payload_text', 'type'] <> '{}'
        or jsonb_typeof(effect -> 'consumer') is distinct from 'string' or effect ? 'payload' = effect ? 'payload_text'
        or jsonb_typeof(effect -> 'payload_text') <> 'string' or jsonb_typeof(effect -> 'type') <> 'string'
-       or octet_length(label) > 255 or label !~ '^[!-~]([ -~]*[!-~])?$'
+       or not fencepost.is_label(label)
     then
         return fencepost.store_each(task, epoch, effects, ids);
     end if;
@@ -395,7 +401,7 @@ declare
     ids bigint[] := fencepost.effect_ids(complete_task.effects);
 begin
     if complete_task.result is not null then
-        perform fencepost.check_size('result', octet_length(complete_task.result::text), (select l.task_payload from fencepost.limits l), 'task_payload_max_bytes');
+        perform fencepost.check_task_size('result', complete_task.result);
     end if;
     update fencepost.tasks t
     set status = 'completed', token = 'effects', late = t.lease_expires_at < clock_timestamp(), ended_at = clock_timestamp(),
@@ -417,7 +423,7 @@ declare
     ids bigint[] := fencepost.effect_ids(store_completion.effects);
 begin
     if store_completion.result is not null then
-        perform fencepost.check_size('result', octet_length(store_completion.result::text), (select l.task_payload from fencepost.limits l), 'task_payload_max_bytes');
+        perform fencepost.check_task_size('result', store_completion.result);
     end if;
     insert into fencepost.tasks as t (
         task_id, kind, status, lease_epoch, claims_left, token, result, first_effect_id, last_effect_id, effect_count, ended_at)

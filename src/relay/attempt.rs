@@ -41,7 +41,7 @@ pub struct Shared {
     pub clock: DatabaseClock,
     pub retry: RetryOptions,
     /// Deliveries during whose attempts a relay died run one at a time.
-    pub suspects: Arc<Semaphore>,
+    pub suspects: Semaphore,
     /// How many relays share the consumers' rates, by the last look around; at least one.
     pub relays: Arc<AtomicUsize>,
     /// The grace is over: what is still out will not be waited for.
@@ -66,7 +66,7 @@ pub async fn attempt(delivery: Delivery, served: Arc<Served>, shared: Arc<Shared
     let _alone = match delivery.trouble.deaths {
         0 => None,
         // The semaphore is never closed.
-        _ => shared.suspects.clone().acquire_owned().await.ok(),
+        _ => shared.suspects.acquire().await.ok(),
     };
     if needs_start(&delivery, &served.consumer) {
         let row = StartRow {

@@ -67,7 +67,7 @@ pub async fn run(
         health: Arc::clone(&health),
         clock: DatabaseClock::new(now),
         retry: options.retry.clone(),
-        suspects: Arc::new(Semaphore::new(1)),
+        suspects: Semaphore::new(1),
         relays: Arc::new(AtomicUsize::new(1)),
         abandon: over.child_token(),
     });

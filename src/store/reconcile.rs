@@ -97,7 +97,7 @@ with held as materialized (
     where f.narrow and exists (select from beside)
       and pg_visible_in_snapshot(k.xid, f.target) and not pg_visible_in_snapshot(k.xid, f.base)
 ), silent as materialized (
-    select u.shard, u.seq, u.id, u.consumer_id from unsaid u
+    select u.id, u.consumer_id from unsaid u
     where not exists (select 1 from fencepost.lags g where g.shard = u.shard and g.consumer_id = u.consumer_id
                       and u.seq between g.from_seq and g.to_seq offset 0)
       and not exists (select 1 from fencepost.ledger l where l.effect_id = u.id and l.consumer_id = u.consumer_id offset 0)

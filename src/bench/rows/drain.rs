@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::bare;
 use crate::bench::backlog;
 use crate::bench::bodies::Size;
@@ -11,6 +13,7 @@ use crate::bench::relay::Relay;
 use crate::bench::rig::Stage;
 use crate::bench::sink::Sink;
 use crate::bench::{Bench, Error, Result};
+use crate::model::consumer::DEFAULT_CONCURRENCY;
 
 const BACKLOG: u32 = 200_000;
 /// What a ceiling is measured with.
@@ -56,8 +59,14 @@ pub async fn http(bench: &Bench, count: u32, bodies: &[Vec<u8>]) -> Result<Drain
 
 /// Fills `stage` and drains it.
 pub async fn of(bench: &Bench, stage: &Stage, count: u32, bodies: &[Vec<u8>]) -> Result<Drained> {
+    within(DEFAULT_CONCURRENCY, bench, stage, count, bodies).await
+}
+
+/// The same with so many requests in flight.
+pub async fn within(window: u32, bench: &Bench, stage: &Stage, count: u32, bodies: &[Vec<u8>]) -> Result<Drained> {
     let sink = Sink::start(count).await?;
-    let consumer = stage.declare("sink", &sink.url()).await?;
+    let spec = json!({ "kind": "http", "url": sink.url(), "ack": "required", "concurrency": window });
+    let consumer = stage.declare_spec("sink", spec).await?;
     backlog::fill(stage, 0, count, bodies, &[consumer]).await?;
     backlog::calm(stage).await?;
     through(bench, stage, &sink, count).await

@@ -3,20 +3,20 @@
 
 use std::time::Duration;
 
-use fencepost::demo::embedded::postgres::{Durability, PrivatePostgres};
+use fencepost::demo::embedded::postgres::PrivatePostgres;
 use fencepost::model::key::{EffectId, Shard};
+use fencepost::store::Database;
 use fencepost::store::ahead::{self, AHEAD_IDS, Ahead, Commits, New};
 use fencepost::store::log::{self, Held, Opener, PageLimits, Snapshot};
 use fencepost::store::session::Session;
 use fencepost::store::shards::{self, Leaving};
-use fencepost::store::{Database, schema};
 use secrecy::SecretString;
 use serde_json::json;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::{Relay, all_landed, all_settled, declare, emit_many};
-use crate::support::db::TestDb;
+use crate::support::db::{TestDb, own_server};
 use crate::support::receiver::Receiver;
 use crate::support::{eventually, kill};
 
@@ -74,6 +74,10 @@ impl Reading {
     }
 }
 
+fn database_of(server: &PrivatePostgres) -> Database {
+    Database::new(&SecretString::from(server.url("postgres")), "fencepost test").expect("a database")
+}
+
 async fn expire_leases(client: &Client) {
     let sql =
         "update fencepost.shards set lease_expires_at = clock_timestamp() - interval '1 s' where relay is not null";
@@ -86,22 +90,24 @@ fn attempts(receiver: &Receiver, task: &str) -> Vec<u32> {
 
 #[tokio::test]
 async fn what_may_have_been_sent_ahead_is_ended_as_lost_and_nothing_else_is() {
-    let db = TestDb::new().await;
-    let client = db.client().await;
+    // On a shared one, what other tests write need not be on disk, and then nobody knows it of ours.
+    let server = own_server().await;
+    let database = database_of(&server);
+    let client = database.connect().await.unwrap();
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;
-    let mut gone = Reading::of(&db.database()).await;
+    let mut gone = Reading::of(&database).await;
     emit_many(&client, "c", "flown", FLOWN).await;
     gone.open().await;
 
     // One draws its id now and commits after it was looked: it may be seen by a later look, and counts as well.
-    let mut other = db.client().await;
+    let mut other = database.connect().await.unwrap();
     let late = other.transaction().await.unwrap();
     let sql = "select fencepost.emit($1)";
     late.execute(sql, &[&json!([{"consumer": "c", "payload_text": "late"}])]).await.unwrap();
     emit_many(&client, "c", "ahead", 20).await;
     let new = gone.what_is_new().await;
-    assert_eq!(new.effects.len(), 20);
+    assert_eq!((new.effects.len(), new.commits), (20, Commits::OnDisk));
     assert!(new.effects.iter().all(|read| read.effect.id <= gone.licence()), "all within the licence");
     late.commit().await.unwrap();
     // Beyond the licence nothing was sent.
@@ -110,7 +116,7 @@ async fn what_may_have_been_sent_ahead_is_ended_as_lost_and_nothing_else_is() {
     emit_many(&client, "c", "beyond", 30).await;
     expire_leases(&client).await;
 
-    let _next = Relay::of(&db).start();
+    let _next = Relay::at(&server.url("postgres")).start();
     all_settled(&client, FLOWN + 21 + 30).await;
     all_landed(&client).await;
     for (task, count, attempt) in [("flown", FLOWN, 2), ("ahead", 20, 2), ("late", 1, 2), ("beyond", 30, 1)] {
@@ -148,9 +154,8 @@ async fn who_hands_a_shard_over_in_order_takes_the_licence_back() {
 
 #[tokio::test]
 async fn what_is_not_on_disk_waits_for_its_flight() {
-    let server = PrivatePostgres::start(Durability::None).await.expect("a private PostgreSQL");
-    let database = Database::new(&SecretString::from(server.url("postgres")), "fencepost test").expect("a database");
-    schema::migrate(&mut database.connect().await.unwrap()).await.unwrap();
+    let server = own_server().await;
+    let database = database_of(&server);
     let client = database.connect().await.unwrap();
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use fencepost::demo::embedded::postgres::{Durability, PrivatePostgres};
+use fencepost::demo::embedded::postgres::PrivatePostgres;
+use fencepost::store;
 use fencepost::store::session::Session;
-use fencepost::store::{self, schema};
 use serde_json::json;
 use tokio_postgres::{Client, NoTls};
 
 use super::{Relay, all_landed, all_settled, declare, emit, emit_many};
-use crate::support::db::TestDb;
+use crate::support::db::{TestDb, own_server};
 use crate::support::eventually;
 use crate::support::process::Process;
 use crate::support::receiver::Receiver;
@@ -19,13 +19,6 @@ async fn connect(server: &PrivatePostgres) -> Client {
     let (client, connection) = tokio_postgres::connect(&server.url("postgres"), NoTls).await.expect("a connection");
     tokio::spawn(connection);
     client
-}
-
-/// A server of the test's own, migrated, that may be ended.
-async fn own_server() -> PrivatePostgres {
-    let server = PrivatePostgres::start(Durability::None).await.expect("a private PostgreSQL");
-    schema::migrate(&mut connect(&server).await).await.expect("migrate");
-    server
 }
 
 /// Lines an operator would be woken by.

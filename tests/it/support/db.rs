@@ -82,6 +82,13 @@ impl TestDb {
     }
 }
 
+/// A server of the test's own, migrated: it may be ended, and nobody else writes to its log.
+pub async fn own_server() -> PrivatePostgres {
+    let server = PrivatePostgres::start(Durability::None).await.expect("a private PostgreSQL");
+    schema::migrate(&mut connect(&server.url("postgres").parse().expect("a url")).await).await.expect("migrate");
+    server
+}
+
 impl Drop for TestDb {
     fn drop(&mut self) {
         let Some(server) = SERVER.get() else { return };

@@ -56,12 +56,9 @@ impl Rig {
         Self::on(db.url().to_owned(), Some(db), retry, more).await
     }
 
-    /// On a server of the test's own, which it may harm.
+    /// On a server of the test's own (`own_server`), which it may harm.
     pub async fn on_server(server: &PrivatePostgres, more: &str) -> Self {
-        let rig = Self::on(server.url("postgres"), None, "base = '50ms'\ncap = '200ms'", more).await;
-        let mut client = connect(&rig.url).await;
-        fencepost::store::schema::migrate(&mut client).await.expect("migrate");
-        rig
+        Self::on(server.url("postgres"), None, "base = '50ms'\ncap = '200ms'", more).await
     }
 
     async fn on(url: String, db: Option<TestDb>, retry: &str, more: &str) -> Self {

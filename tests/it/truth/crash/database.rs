@@ -1,8 +1,8 @@
 //! The database goes away, or forgets.
 
 use fencepost::demo::embedded::guardian::Signal;
-use fencepost::demo::embedded::postgres::{Durability, PrivatePostgres};
 
+use crate::support::db::own_server;
 use crate::support::kill;
 use crate::support::receiver::{Gate, Receiver, Script};
 use crate::truth::rig::{Rig, http};
@@ -12,7 +12,7 @@ async fn a_database_gone_while_effects_are_in_flight_costs_no_second_send() {
     let receiver = Receiver::start().await;
     let gate = Gate::shut();
     receiver.always(Script::answer(200).ack("applied").behind(&gate));
-    let mut server = PrivatePostgres::start(Durability::None).await.expect("a private PostgreSQL");
+    let mut server = own_server().await;
     let consumers = [
         http("shop", &receiver.url(), "timeout = '20s'"),
         http("bank", &receiver.url(), "timeout = '20s'\non_ambiguous = 'hold'"),
@@ -41,7 +41,7 @@ async fn a_database_gone_while_effects_are_in_flight_costs_no_second_send() {
 #[tokio::test]
 async fn facts_a_database_crash_forgot_are_written_again() {
     let receiver = Receiver::start().await;
-    let server = PrivatePostgres::start(Durability::None).await.expect("a private PostgreSQL");
+    let server = own_server().await;
     let mut rig = Rig::on_server(&server, &http("shop", &receiver.url(), "")).await;
     let mut relay =
         rig.relay_with(&[("FENCEPOST__RELAY__SHARD_LEASE", "60s"), ("FENCEPOST__RELAY__RENEW_EVERY", "20s")]);

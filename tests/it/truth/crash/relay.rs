@@ -1,10 +1,10 @@
 //! The relay dies, or stops for too long.
 
 use fencepost::demo::embedded::guardian::Signal;
-use fencepost::demo::embedded::postgres::{Durability, PrivatePostgres};
 use serde_json::json;
 
 use super::died;
+use crate::support::db::own_server;
 use crate::support::eventually;
 use crate::support::receiver::{Gate, Receiver, Script};
 use crate::truth::rig::{Rig, http};
@@ -12,12 +12,6 @@ use crate::truth::rig::{Rig, http};
 /// A `retry` and a `hold` edge to one receiver.
 fn both_edges(receiver: &Receiver) -> String {
     [http("shop", &receiver.url(), ""), http("bank", &receiver.url(), "on_ambiguous = 'hold'")].concat()
-}
-
-/// For what is sent ahead: whatever other tests write on a shared server is not on disk yet when the relay looks, and then
-/// nothing is.
-async fn own_server() -> PrivatePostgres {
-    PrivatePostgres::start(Durability::None).await.expect("a private PostgreSQL")
 }
 
 #[tokio::test]
