@@ -203,7 +203,8 @@ with opened as (
 select {EFFECT_COLUMNS}, clock_timestamp() as now
 from {found}"
     );
-    let rows = log::open(
+    let mut now = None;
+    let opened = log::open_reading(
         session,
         &sql,
         &[
@@ -220,25 +221,24 @@ from {found}"
             /* nonce */ &opener.nonce,
             &ids,
         ],
+        |row| {
+            let read = read_effect(&row)?;
+            if let Some((flight, page)) = flights.get_mut(&read.effect.shard)
+                && page.holds(read.effect.id)
+            {
+                flight.effects.push(read);
+            }
+            now.get_or_insert_with(|| row.get(EFFECT_WIDTH));
+            Ok(())
+        },
     )
     .await;
-    let rows = match rows {
+    match opened {
         Err(Error::Postgres(error)) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
-        rows => rows?,
-    };
-    for row in &rows {
-        let read = read_effect(row)?;
-        if let Some((flight, page)) = flights.get_mut(&read.effect.shard)
-            && page.holds(read.effect.id)
-        {
-            flight.effects.push(read);
-        }
+        opened => opened?,
     }
-    Ok(Some(Reading {
-        now: rows.first().map(|row| row.get(EFFECT_WIDTH)),
-        opened: flights.into_values().map(|(flight, _)| flight.in_order()).collect(),
-        ..Reading::default()
-    }))
+    let opened = flights.into_values().map(|(flight, _)| flight.in_order()).collect();
+    Ok(Some(Reading { now, opened, ..Reading::default() }))
 }
 
 /// The pages as the statement's parameters.
