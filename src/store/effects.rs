@@ -10,12 +10,12 @@ use super::{Error, Result};
 use crate::model::effect::Effect;
 use crate::model::key::{ConsumerId, EffectId, EffectKey, LeaseEpoch, Shard, TaskId};
 
-/// The columns of [`read_effect`], of an effect called `e`.
+/// The columns of [`read_effect`], of an effect called `e`. The clock is asked only where an effect has a time.
 pub(super) const EFFECT_COLUMNS: &str = "e.id, e.shard, e.task_id, e.lease_epoch, e.position, e.targets, e.topic, \
     e.type, e.schema_version, e.content_type, e.headers, e.ordering_key, e.traceparent, e.payload, e.sha256, \
     e.committed_at, e.deliver_after, e.expires_at, \
-    extract(epoch from e.deliver_after - clock_timestamp())::float8 as due_in, \
-    coalesce(e.expires_at <= clock_timestamp(), false) as expired";
+    case when e.deliver_after is not null then extract(epoch from e.deliver_after - clock_timestamp())::float8 end as due_in, \
+    case when e.expires_at is not null then e.expires_at <= clock_timestamp() end as expired";
 
 /// How many they are: the place of the first column after them.
 pub(super) const EFFECT_WIDTH: usize = 20;
@@ -67,5 +67,6 @@ pub(super) fn read_effect(row: &Row) -> Result<ReadEffect> {
         expires_at: row.get(17),
     };
     let due_in: Option<f64> = row.get(18);
-    Ok(ReadEffect { effect, due_in: due_in.filter(|s| *s > 0.0).map(Duration::from_secs_f64), expired: row.get(19) })
+    let expired = row.get::<_, Option<bool>>(19).unwrap_or(false);
+    Ok(ReadEffect { effect, due_in: due_in.filter(|s| *s > 0.0).map(Duration::from_secs_f64), expired })
 }

@@ -5,10 +5,8 @@
 //! in it. One predicate with OR would scan the log at every poll.
 
 use std::collections::BTreeMap;
-use std::pin::pin;
 use std::time::SystemTime;
 
-use futures_util::TryStreamExt;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -279,31 +277,11 @@ pub(super) const FLIGHT_EFFECTS: &str = "select e.id, e.targets from fencepost.e
 
 /// Executes a statement that opens flights. It counts only if it was answered without a warning.
 pub(super) async fn open(session: &Session, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    open_reading(session, sql, parameters, |row| {
-        rows.push(row);
-        Ok(())
-    })
-    .await?;
-    Ok(rows)
-}
-
-/// The same, and looks at each row while the server is at the next. Nothing of them counts before the end.
-pub(super) async fn open_reading(
-    session: &Session,
-    sql: &str,
-    parameters: &[&(dyn ToSql + Sync)],
-    mut look: impl FnMut(Row) -> Result<()>,
-) -> Result<()> {
     let warnings = session.warnings();
     let statement = session.prepared(sql).await?;
-    let rows = session.client().query_raw(&statement, parameters.iter().copied()).await?;
-    let mut rows = pin!(rows);
-    while let Some(row) = rows.try_next().await? {
-        look(row)?;
-    }
+    let rows = session.client().query(&statement, parameters).await?;
     match session.warnings() == warnings {
-        true => Ok(()),
+        true => Ok(rows),
         false => Err(unflushed()),
     }
 }

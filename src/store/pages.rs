@@ -2,10 +2,14 @@
 //! of every shard is opened in one statement and one commit.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::pin::pin;
+use std::time::SystemTime;
 
+use futures_util::TryStreamExt;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 
-use super::effects::{EFFECT_COLUMNS, EFFECT_WIDTH, read_effect};
+use super::effects::{EFFECT_COLUMNS, read_effect};
 use super::log::{self, Held, OpenedFlight, Opener, PageLimits, Position, Reached, Reading};
 use super::session::Session;
 use super::{Error, Result};
@@ -95,6 +99,17 @@ impl Page {
         self.entries.iter().map(|entry| entry.deliveries).sum()
     }
 
+    /// The flight over it, as yet without effects. `None` where the difference was read through.
+    fn flight(&self, held: &Held) -> Option<OpenedFlight> {
+        let Reached::Partial { base, target, .. } = &held.position.reached else { return None };
+        let reached = match self.partial {
+            true => Reached::Partial { base: base.clone(), target: target.clone(), after: self.last() },
+            false => Reached::Whole(target.clone()),
+        };
+        let position = Position { seq: held.position.next_seq(), reached, ahead_to: None };
+        Some(OpenedFlight { shard: held.shard, position, effects: Vec::new() })
+    }
+
     /// What of it lies up to `horizon`.
     fn up_to(mut self, horizon: EffectId) -> Option<Self> {
         let kept = self.entries.partition_point(|entry| entry.id <= horizon);
@@ -139,18 +154,17 @@ select z.id, z.deliveries, z.size from (
 
 /// Where the pages' ids lie close together, as those of a backlog do, all are found by one walk over them. It may find
 /// others in between.
-const BY_RANGE: &str = "fencepost.effects e
-where e.id between ($12::bigint[])[1] and ($12::bigint[])[2] and (e.shard + 0)::smallint = any($1)";
+const BY_RANGE: &str = "from fencepost.effects e
+where e.id between ($2::bigint[])[1] and ($2::bigint[])[2] and (e.shard + 0)::smallint = any($1::smallint[])";
 
 /// And one by one otherwise.
-const BY_ID: &str = "unnest($12::bigint[]) as i (id)
-cross join lateral (select * from fencepost.effects e where e.id = i.id offset 0) e";
+const BY_ID: &str = "from unnest($2::bigint[]) as i (id)
+cross join lateral (select * from fencepost.effects e where e.id = i.id offset 0) e where e.shard = any($1::smallint[])";
 
 /// A walk over so many ids for each that is wanted is cheaper than looking each up.
 const WALKED_FOR_ONE: i64 = 8;
 
-/// Opens the next flight of each shard over its page: one statement, one commit. Where the number of one is taken, its shard
-/// is lost.
+/// Opens the next flight of each shard over its page, in one commit. Where the number of one is taken, its shard is lost.
 pub async fn open_pages(session: &Session, pages: &[(Held, Page)], opener: Opener) -> Result<Reading> {
     if let Some(reading) = open_all(session, pages, opener).await? {
         return Ok(reading);
@@ -170,43 +184,36 @@ pub async fn open_pages(session: &Session, pages: &[(Held, Page)], opener: Opene
 
 /// `None` where the number of one was taken: nothing was opened then.
 async fn open_all(session: &Session, pages: &[(Held, Page)], opener: Opener) -> Result<Option<Reading>> {
-    let mut columns = Columns::default();
-    let mut flights: BTreeMap<Shard, (OpenedFlight, &Page)> = BTreeMap::new();
-    for (held, page) in pages {
-        let Reached::Partial { base, target, .. } = &held.position.reached else { continue };
-        columns.push(held, page);
-        columns.bases.push(&base.0);
-        columns.targets.push(&target.0);
-        let reached = match page.partial {
-            true => Reached::Partial { base: base.clone(), target: target.clone(), after: page.last() },
-            false => Reached::Whole(target.clone()),
-        };
-        let position = Position { seq: held.position.next_seq(), reached, ahead_to: None };
-        flights.insert(held.shard, (OpenedFlight { shard: held.shard, position, effects: Vec::new() }, page));
-    }
-    let (Some(lowest), Some(highest)) = (columns.firsts.iter().min(), columns.lasts.iter().max()) else {
+    if pages.is_empty() {
         return Ok(Some(Reading::default()));
+    }
+    // Two statements, sent together: the rows of one that also writes would be laid aside by the server until it has
+    // written.
+    let (opened, effects) = tokio::join!(open(session, pages, opener), effects(session, pages));
+    let now = match opened {
+        Err(Error::Postgres(error)) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
+        opened => opened?,
     };
-    let (found, ids) = match highest - lowest <= WALKED_FOR_ONE * ids_of(pages) {
-        true => (BY_RANGE, vec![*lowest, *highest]),
-        false => (BY_ID, pages.iter().flat_map(|(_, page)| page.entries.iter().map(|entry| entry.id.0)).collect()),
-    };
-    let sql = format!(
-        "-- store::open_pages
-with opened as (
-    insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, first_id, last_id, partial, deliveries)
-    select w.shard, w.seq, w.epoch, $10::uuid, $11::uuid, w.base::pg_snapshot, w.target::pg_snapshot, w.first_id, w.last_id,
-           w.partial, w.deliveries
-    from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::boolean[],
-                $9::integer[]) as w (shard, seq, epoch, base, target, first_id, last_id, partial, deliveries)
-)
-select {EFFECT_COLUMNS}, clock_timestamp() as now
-from {found}"
-    );
-    let mut now = None;
-    let opened = log::open_reading(
+    let opened = effects?.into_values().map(OpenedFlight::in_order).collect();
+    Ok(Some(Reading { now: Some(now), opened, ..Reading::default() }))
+}
+
+/// Writes the flights. Gives the database's clock.
+async fn open(session: &Session, pages: &[(Held, Page)], opener: Opener) -> Result<SystemTime> {
+    let mut columns = Columns::default();
+    for (held, page) in pages {
+        columns.push(held, page);
+    }
+    let sql = "-- store::open_pages
+insert into fencepost.flights (shard, seq, epoch, relay, nonce, base, target, first_id, last_id, partial, deliveries)
+select w.shard, w.seq, w.epoch, $10::uuid, $11::uuid, w.base::pg_snapshot, w.target::pg_snapshot, w.first_id, w.last_id,
+       w.partial, w.deliveries
+from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::boolean[],
+            $9::integer[]) as w (shard, seq, epoch, base, target, first_id, last_id, partial, deliveries)
+returning clock_timestamp()";
+    let rows = log::open(
         session,
-        &sql,
+        sql,
         &[
             &columns.shards,
             &columns.seqs,
@@ -219,26 +226,37 @@ from {found}"
             &columns.deliveries,
             /* relay */ &opener.relay,
             /* nonce */ &opener.nonce,
-            &ids,
         ],
-        |row| {
-            let read = read_effect(&row)?;
-            if let Some((flight, page)) = flights.get_mut(&read.effect.shard)
-                && page.holds(read.effect.id)
-            {
-                flight.effects.push(read);
-            }
-            now.get_or_insert_with(|| row.get(EFFECT_WIDTH));
-            Ok(())
-        },
     )
-    .await;
-    match opened {
-        Err(Error::Postgres(error)) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
-        opened => opened?,
+    .await?;
+    rows.first().map(|row| row.get(0)).ok_or_else(|| Error::Corrupt("flights were opened and not answered".into()))
+}
+
+/// Reads what the pages hold, as flights that count once they are written. Each row is taken apart while the server is at
+/// the next.
+async fn effects(session: &Session, pages: &[(Held, Page)]) -> Result<BTreeMap<Shard, OpenedFlight>> {
+    let mut flights: BTreeMap<Shard, (OpenedFlight, &Page)> =
+        pages.iter().filter_map(|(held, page)| Some((held.shard, (page.flight(held)?, page)))).collect();
+    let shards: Vec<i16> = pages.iter().map(|(held, _)| held.shard.0).collect();
+    let lowest = pages.iter().map(|(_, page)| page.first().0).min().unwrap_or_default();
+    let highest = pages.iter().map(|(_, page)| page.last().0).max().unwrap_or_default();
+    let (found, ids) = match highest - lowest <= WALKED_FOR_ONE * ids_of(pages) {
+        true => (BY_RANGE, vec![lowest, highest]),
+        false => (BY_ID, pages.iter().flat_map(|(_, page)| page.entries.iter().map(|entry| entry.id.0)).collect()),
+    };
+    let statement = session.prepared(&format!("-- store::read_pages\nselect {EFFECT_COLUMNS} {found}")).await?;
+    let parameters: [&(dyn ToSql + Sync); 2] = [&shards, &ids];
+    let rows = session.client().query_raw(&statement, parameters).await?;
+    let mut rows = pin!(rows);
+    while let Some(row) = rows.try_next().await? {
+        let read = read_effect(&row)?;
+        if let Some((flight, page)) = flights.get_mut(&read.effect.shard)
+            && page.holds(read.effect.id)
+        {
+            flight.effects.push(read);
+        }
     }
-    let opened = flights.into_values().map(|(flight, _)| flight.in_order()).collect();
-    Ok(Some(Reading { now, opened, ..Reading::default() }))
+    Ok(flights.into_iter().map(|(shard, (flight, _))| (shard, flight)).collect())
 }
 
 /// The pages as the statement's parameters.
@@ -255,11 +273,14 @@ struct Columns<'a> {
     deliveries: Vec<i32>,
 }
 
-impl Columns<'_> {
-    fn push(&mut self, held: &Held, page: &Page) {
+impl<'a> Columns<'a> {
+    fn push(&mut self, held: &'a Held, page: &Page) {
+        let Reached::Partial { base, target, .. } = &held.position.reached else { return };
         self.shards.push(held.shard.0);
         self.seqs.push(held.position.next_seq().0);
         self.epochs.push(held.epoch.0);
+        self.bases.push(&base.0);
+        self.targets.push(&target.0);
         self.firsts.push(page.first().0);
         self.lasts.push(page.last().0);
         self.partials.push(page.partial);
