@@ -8,7 +8,12 @@
 #   fencepost-test/prometheus  that, Debian's Prometheus
 #   fencepost-test/python    that, Debian's Python
 #
-# An image that is there is not built again: `docker rmi` forces it. Needs root, debootstrap and a running engine.
+# With the words `compose FOLDER` none of them, but what bookworm has no package of, and lays it into that folder:
+#
+#   fencepost-test/compose   Compose v2 of Debian's next release, the docker command's plugin; its tag is the version
+#
+# An image that is there is not built again: `docker rmi` forces it. Needs root, debootstrap and a running engine; for
+# Compose apt and the engine.
 set -eu
 cd "$(dirname "$0")"
 suite=bookworm
@@ -66,6 +71,43 @@ rust() {
 other() {
     tar -c -C images --exclude ./debian . | build
 }
+
+compose_version=2.26.1-4
+compose_sha256=47681197cb2b1ab88206b42a1a92fc75f50d9530a6322d03494a473eed0408ea
+
+# With lists of its own, so that this machine's apt knows no more than before. The program needs no other package than
+# libc6 2.34 or later. apt checks Debian's signature; the sum says that it is the one which was tested.
+compose() {
+    mkdir -p "$work/apt/lists/partial" "$work/apt/archives/partial" "$work/compose"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror trixie main" >"$work/apt/sources.list"
+    cat >"$work/apt/conf" <<EOF
+Dir::Etc::SourceList "$work/apt/sources.list";
+Dir::Etc::SourceParts "-";
+Dir::State::Lists "$work/apt/lists";
+Dir::Cache "$work/apt";
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
+APT::Update::Error-Mode "any";
+EOF
+    export APT_CONFIG="$work/apt/conf"
+    apt-get update
+    cd "$work/compose"
+    apt-get download "docker-compose:amd64=$compose_version"
+    echo "$compose_sha256  $(ls ./*.deb)" | sha256sum -c
+    dpkg-deb -x ./*.deb .
+    tar -C "$(dirname "$(find . -name docker-compose -type f -path '*/cli-plugins/*')")" -c docker-compose \
+        | docker import - "fencepost-test/$image"
+}
+
+if [ "${1:-}" = compose ]; then
+    image=compose:$compose_version
+    has "$image" || quietly compose
+    holder=$(docker create "fencepost-test/$image" none)
+    docker cp "$holder:/docker-compose" "$2" >/dev/null
+    docker rm "$holder" >/dev/null
+    exit 0
+fi
 
 image=debian
 if ! has debian; then

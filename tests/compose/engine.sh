@@ -2,6 +2,7 @@
 
 engine_started=
 skipped=
+missing=
 lists=old
 
 engine_runs() {
@@ -52,24 +53,39 @@ engine_stop() {
     [ -z "$engine_started" ] || { kill "$engine_started" 2>/dev/null && wait "$engine_started"; } || true
 }
 
-# COMPOSE is Compose v2 where it is a plugin here, else docker-compose 1.29, unless the caller has chosen.
-compose_is_there() {
-    if docker compose version >/dev/null 2>&1; then
-        COMPOSE="docker compose"
-    elif command -v docker-compose >/dev/null 2>&1; then
-        COMPOSE=docker-compose
-    else
-        return 1
-    fi
+# Compose v2, from Debian where it is no plugin here: for this run only, beside the settings of whoever runs it.
+v2_find() {
+    docker compose version >/dev/null 2>&1 && return 0
+    mkdir -p "$work/docker/cli-plugins"
+    settings=${DOCKER_CONFIG:-${HOME:-/root}/.docker}
+    [ ! -d "$settings" ] || cp -r "$settings/." "$work/docker"
+    sh tests/compose/base-images.sh compose "$work/docker/cli-plugins" || return 1
+    export DOCKER_CONFIG="$work/docker"
+    docker compose version >/dev/null 2>&1
 }
 
+v1_is_there() {
+    case $(docker-compose version --short 2>/dev/null) in 1.*) true ;; *) false ;; esac
+}
+
+# Debian's package of that name is 1.29 up to bookworm, and v2 later.
+v1_find() {
+    v1_is_there && return 0
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && install_packages 'docker-compose=1.*' && v1_is_there
+}
+
+# COMPOSE is Compose v2 where it can be had, unless the caller has chosen; OTHER is the other one, and `missing` says
+# which of the two is not here.
 compose_find() {
-    [ -z "${COMPOSE:-}" ] || return 0
-    compose_is_there && return 0
-    # Debian's package of that name is the one or the other.
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && install_packages docker-compose && compose_is_there; then
-        return 0
+    v1= v2=
+    v1_find && v1="docker-compose"
+    v2_find && v2="docker compose"
+    if [ -z "$v1$v2" ]; then
+        skipped="there is neither docker compose nor docker-compose"
+        return 1
     fi
-    skipped="there is neither docker compose nor docker-compose"
-    return 1
+    [ -n "$v1" ] || missing="docker-compose 1.29"
+    [ -n "$v2" ] || missing="Compose v2"
+    : "${COMPOSE:=${v2:-$v1}}"
+    case $COMPOSE in "$v2") OTHER=$v1 ;; *) OTHER=$v2 ;; esac
 }

@@ -1,4 +1,4 @@
-//! `make e2e` where no Docker engine can be had: a skip that says why, and in CI a failure.
+//! `make e2e` where no Docker engine can be had, or one Compose of two: it says why, and in CI that is a failure.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -68,4 +68,21 @@ async fn without_an_engine_the_run_is_skipped_and_says_why() {
 async fn an_engine_that_does_not_start_is_quoted() {
     let caged = Machine::new("caged").with("id", "echo 0").with("dockerd", "echo 'no rights to mount'; exit 1");
     is_skipped(&caged, "dockerd does not start: no rights to mount").await;
+}
+
+/// An engine that answers and knows no plugin, and no apt to get one with.
+#[tokio::test]
+async fn without_one_compose_of_the_two_ci_fails_and_names_it() {
+    let engine = "case $1 in version) echo 20.10 ;; *) exit 1 ;; esac";
+    let old = Machine::new("old").with("id", "echo 0").with("docker", engine).with("python3", "exit 1");
+    let old = old.with("docker-compose", "echo 1.29.2");
+    let (exit, said) = old.e2e("true").await;
+    assert_eq!((exit, said), (Some(1), "e2e: FAILED: Compose v2 cannot be had".to_owned()));
+}
+
+#[tokio::test]
+async fn without_any_compose_the_run_is_skipped() {
+    let engine = "case $1 in version) echo 20.10 ;; *) exit 1 ;; esac";
+    let bare = Machine::new("bare").with("id", "echo 1000").with("docker", engine);
+    is_skipped(&bare, "there is neither docker compose nor docker-compose").await;
 }
