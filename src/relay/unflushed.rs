@@ -38,10 +38,9 @@ impl Unflushed {
     /// A batch was committed.
     pub fn committed(&mut self, batch: Batch) {
         match batch.durability {
+            _ if batch.is_empty() => {}
             // One flush covers everything committed before.
-            Durability::Flushed if !batch.is_empty() => self.batches.clear(),
-            Durability::Flushed => {}
-            Durability::Lazy if batch.is_empty() => {}
+            Durability::Local | Durability::Flushed => self.batches.clear(),
             Durability::Lazy => self.batches.push_back((batch, None)),
         }
     }

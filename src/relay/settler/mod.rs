@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -31,9 +32,11 @@ use crate::store::{Database, alarms};
 
 /// The most outcomes of one commit.
 const BATCH_MAX: usize = 1_000;
-/// The writer waits a moment for more: a commit costs what twenty rows do. With enough of them in hand it does not wait.
+/// The writer waits for more: a commit costs what twenty rows do, and a moment in which the reader cannot tell what is on
+/// disk. With enough of them in hand it does not wait.
 const ENOUGH: usize = 250;
-const GATHER_FOR: Duration = Duration::from_millis(25);
+const GATHER_FOR: Duration = Duration::from_millis(100);
+const COUNT_EVERY: Duration = Duration::from_millis(5);
 const READ_WITHIN: Duration = Duration::from_millis(5);
 /// How often what waits for its flight is looked at where nothing happens.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -180,6 +183,14 @@ impl Settler {
     }
 }
 
+/// How outcomes come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Flow {
+    /// So seldom that each group may as well be flushed: whoever reads what was committed beside it need not wait.
+    Calm,
+    Brisk,
+}
+
 /// Over a new connection, what a crash may have forgotten comes first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Connection {
@@ -211,11 +222,12 @@ impl Writer {
                 // Their shard may have been lost.
                 () = tokio::time::sleep(LOOK_AGAIN), if !self.waiting.is_empty() => {}
             }
-            if !group.is_empty() && group.len() < ENOUGH && !group.iter().any(Entry::is_awaited) {
-                self.gather(&mut entries, &mut group).await;
-            }
+            let flow = match group.is_empty() || group.iter().any(Entry::is_awaited) {
+                true => Flow::Brisk,
+                false => self.gather(&mut entries, &mut group).await,
+            };
             let ready = self.ready(std::mem::take(&mut group));
-            self.write(ready).await;
+            self.write(ready, flow).await;
             group.reserve(BATCH_MAX);
             if self.abandon.is_cancelled() {
                 return;
@@ -236,32 +248,43 @@ impl Writer {
         ready
     }
 
-    /// Waits for more, and then for the reader, a moment each. What is written lazily after a reading is flushed by the next
-    /// commit of a producer; before one it would stand between that commit and the end of the log, and the reader could not
-    /// tell that the commit is on disk (`store::ahead`).
-    async fn gather(&self, entries: &mut mpsc::UnboundedReceiver<Entry>, group: &mut Vec<Entry>) {
+    /// Waits for enough. Where so much does not come, it waits for the reader as well, a moment: what is inserted while a
+    /// producer commits stands between that commit and the end of the log, and the reader cannot tell that the commit is on
+    /// disk (`store::ahead`). After a reading there is time.
+    async fn gather(&self, entries: &mut mpsc::UnboundedReceiver<Entry>, group: &mut Vec<Entry>) -> Flow {
         // A ring for what was written long ago only shortens the moment.
         let awaited = self.awaited.notified();
         tokio::pin!(awaited);
-        if tokio::time::timeout(GATHER_FOR, &mut awaited).await.is_err() {
-            tokio::select! {
-                () = awaited => {}
-                () = self.read.notified() => {}
-                () = tokio::time::sleep(READ_WITHIN) => {}
+        let began = Instant::now();
+        let flow = loop {
+            if group.len() + entries.len() >= ENOUGH {
+                break Flow::Brisk;
             }
-        }
+            if began.elapsed() >= GATHER_FOR {
+                tokio::select! {
+                    () = &mut awaited => {}
+                    () = self.read.notified() => {}
+                    () = tokio::time::sleep(READ_WITHIN) => {}
+                }
+                break Flow::Calm;
+            }
+            if tokio::time::timeout(COUNT_EVERY, &mut awaited).await.is_ok() {
+                break Flow::Brisk;
+            }
+        };
         while group.len() < BATCH_MAX
             && let Ok(entry) = entries.try_recv()
         {
             group.push(entry);
         }
+        flow
     }
 
     /// Writes one group, however long it takes, then lets go of what it settled.
-    async fn write(&mut self, group: Vec<Entry>) {
+    async fn write(&mut self, group: Vec<Entry>, flow: Flow) {
         let mut batch = batch_of(&group);
-        if self.unflushed.is_long() {
-            batch.durability = Durability::Flushed;
+        if flow == Flow::Calm || self.unflushed.is_long() {
+            batch.durability = batch.durability.max(Durability::Local);
         }
         if !batch.is_empty() {
             failpoint::reach("settle", &[]).await;
@@ -282,7 +305,7 @@ impl Writer {
                 // One of them cannot be written: the others must not wait for it.
                 tracing::warn!(error = %report(&error), entries = group.len(), "a group could not be written; writing one by one");
                 for entry in group {
-                    Box::pin(self.write(vec![entry])).await;
+                    Box::pin(self.write(vec![entry], flow)).await;
                 }
             }
             Some(Err(error)) => self.unwritable(group, &error).await,

@@ -143,12 +143,25 @@ pub struct Batch {
 }
 
 /// Whether the answer waits for the disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Durability {
     /// A crash of the database may forget the batch: the deliveries are sent again and absorbed as duplicates.
     #[default]
     Lazy,
+    /// It waits for this server's disk, and for no standby.
+    Local,
     Flushed,
+}
+
+impl Durability {
+    /// PostgreSQL's `synchronous_commit`.
+    pub(super) fn level(self) -> &'static str {
+        match self {
+            Self::Lazy => "off",
+            Self::Local => "local",
+            Self::Flushed => "on",
+        }
+    }
 }
 
 /// What became of a batch besides being written.

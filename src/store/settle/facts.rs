@@ -2,6 +2,7 @@
 
 use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::batch::{Batch, DeliveryId, EndRow, Refused};
@@ -12,11 +13,12 @@ use crate::store::session::Session;
 /// record in the WAL: the rows are inserted as new, and once more with care where one was not.
 pub(super) async fn write_plain(session: &Session, batch: &Batch) -> Result<()> {
     let columns = FactColumns::of(batch, &Refused::default());
+    let level = batch.durability.level();
     let statement = session.prepared(&facts_sql(Known::No)).await?;
-    match session.client().execute(&statement, &columns.params()).await {
+    match session.client().execute(&statement, &columns.params(&level)).await {
         Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
             let statement = session.prepared(&facts_sql(Known::Perhaps)).await?;
-            session.client().execute(&statement, &columns.params()).await?;
+            session.client().execute(&statement, &columns.params(&level)).await?;
         }
         done => {
             done?;
@@ -32,6 +34,7 @@ pub(super) enum Known {
     Perhaps,
 }
 
+/// How far the commit waits is said in the statement itself: so it is one transaction without a round trip of its own.
 /// The flights are found by their keys and changed where they lie: a join would be planned while the table is all but
 /// empty, as a walk over all of it.
 pub(super) fn facts_sql(known: Known) -> String {
@@ -44,7 +47,8 @@ pub(super) fn facts_sql(known: Known) -> String {
 with facts as (
     insert into fencepost.ledger (effect_id, consumer_id, token, attempt, status, doubt, ack_raw, note)
     select f.effect_id, f.consumer_id, f.token::fencepost.fact, f.attempt, f.status, nullif(f.doubt, false), f.ack_raw, f.note
-    from unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[], $5::smallint[], $6::boolean[], $7::text[], $8::text[])
+    from (select set_config('synchronous_commit', $12::text, true)) as level
+    cross join unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[], $5::smallint[], $6::boolean[], $7::text[], $8::text[])
         as f (effect_id, consumer_id, token, attempt, status, doubt, ack_raw, note)
     {conflict}
 )
@@ -93,7 +97,8 @@ impl FactColumns {
         columns
     }
 
-    pub(super) fn params(&self) -> [&(dyn tokio_postgres::types::ToSql + Sync); 11] {
+    /// With the `synchronous_commit` of their transaction.
+    pub(super) fn params<'a>(&'a self, level: &'a &'static str) -> [&'a (dyn ToSql + Sync); 12] {
         [
             &self.effects,
             &self.consumers,
@@ -106,6 +111,7 @@ impl FactColumns {
             &self.shards,
             &self.seqs,
             &self.epochs,
+            level,
         ]
     }
 }

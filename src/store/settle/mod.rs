@@ -46,11 +46,8 @@ pub async fn wal(session: &Session) -> Result<Wal> {
 /// Writes a batch: all of it or nothing. May be repeated after an error whose cause was the connection: a start that
 /// was written by the same relay is not refused the second time.
 pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<Written> {
-    let level = match batch.durability {
-        Durability::Lazy => "off",
-        Durability::Flushed => "on",
-    };
-    if batch.is_plain() && batch.durability == Durability::Lazy {
+    let level = batch.durability.level();
+    if batch.is_plain() {
         write_plain(session, batch).await?;
         return Ok(Written::default());
     }
@@ -75,7 +72,7 @@ pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<
         ends(&tx, &batch.ends, relay).await?;
     }
     if !batch.facts.is_empty() || !batch.closes.is_empty() {
-        tx.execute(&facts, &FactColumns::of(batch, &refused).params()).await?;
+        tx.execute(&facts, &FactColumns::of(batch, &refused).params(&level)).await?;
     }
     if !batch.unpark.is_empty() {
         unpark(&tx, &batch.unpark).await?;
