@@ -177,11 +177,12 @@ returning shard, seq, base::text, target::text, last_id, partial, ahead_to"
 }
 
 /// The newest flight of a shard that is being taken over. Where its relay may have sent ahead of it, that has a flight now, in
-/// its relay's name, to be closed as lost like the others it left open; and reading goes on after it.
+/// its relay's name, to be closed as lost like the others it left open; and reading goes on after it. Without a licence
+/// nothing was sent, and what nobody has read is not gone over.
 pub(super) async fn leave_lost(tx: &Transaction<'_>, shard: Shard) -> Result<Option<FlightSeq>> {
     let sent = match mutant::is(Mutant::SentAheadForgotten) {
         true => "false",
-        false => "not h.partial",
+        false => "not f.partial",
     };
     let sql = format!(
         "-- store::leave_lost
@@ -189,9 +190,11 @@ with newest as (
     select f.* from fencepost.flights f where f.shard = $1 order by f.seq desc limit 1
 ), sent as (
     select d.id, d.deliveries
-    from (select f.shard, f.target as base, f.ahead_to, f.partial, y.log_floor from newest f cross join fencepost.history y) h
-    cross join lateral ({NEW}) d
-    where {sent} and d.id <= h.ahead_to
+    from (
+        select f.shard, f.target as base, f.ahead_to, y.log_floor from newest f cross join fencepost.history y
+        where {sent} and f.ahead_to is not null offset 0
+    ) h cross join lateral ({NEW}) d
+    where d.id <= h.ahead_to
 ), left_open as (
     insert into fencepost.flights (shard, seq, epoch, relay, base, target, first_id, last_id, partial, deliveries)
     select f.shard, f.seq + 1, f.epoch, f.relay, f.target, pg_current_snapshot(), s.first_id, s.last_id, true, s.deliveries
