@@ -1,6 +1,15 @@
 //! The database goes away, or forgets.
 
+use std::sync::Arc;
+use std::time::SystemTime;
+
 use fencepost::demo::embedded::guardian::Signal;
+use fencepost::model::key::{FlightSeq, Shard, ShardEpoch};
+use fencepost::relay::settler::Settler;
+use fencepost::store::Database;
+use fencepost::store::settle::CloseRow;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::support::db::own_server;
 use crate::support::kill;
@@ -38,38 +47,75 @@ async fn a_database_gone_while_effects_are_in_flight_costs_no_second_send() {
     assert_eq!(rig.count("select count(*) from fencepost.flights where token = 'lost'").await, 0);
 }
 
+/// A log writer that stands still keeps what was committed without waiting off the disk.
+async fn log_writer_stands_still(rig: &Rig) -> i32 {
+    let sql = "select pid from pg_stat_activity where backend_type = 'walwriter'";
+    let writer = rig.client.query_one(sql, &[]).await.expect("a log writer").get(0);
+    kill("STOP", writer);
+    writer
+}
+
+/// The server ends every session and recovers what its disk has.
+async fn crashes_with(writer: i32, rig: &mut Rig) {
+    kill("KILL", writer);
+    let lost = rig.client.query_one("select pg_sleep(30)", &[]).await;
+    assert!(lost.is_err(), "the server crashed");
+    rig.reconnect().await;
+}
+
 #[tokio::test]
-async fn facts_a_database_crash_forgot_are_written_again() {
+async fn outcomes_a_database_crash_forgot_are_written_again() {
+    let server = own_server().await;
+    let mut rig = Rig::on_server(&server, "").await;
+    let open = "insert into fencepost.flights (shard, seq, epoch, relay, base, target, first_id, last_id, deliveries)
+                select 0, n, 1, gen_random_uuid(), s, s, n, n, 1 from generate_series(1, 300) n, pg_current_snapshot() s";
+    rig.client.batch_execute(open).await.expect("flights");
+    let database = Database::new(&rig.url().to_owned().into(), "test").expect("a database");
+    let stop = CancellationToken::new();
+    let (settler, written) = Settler::start(database, Uuid::now_v7(), Arc::default(), stop.clone());
+    let writer = log_writer_stands_still(&rig).await;
+    // All before the writer looks, so that they are many: few would be flushed.
+    for seq in 1..=300 {
+        let (shard, epoch) = (Shard(0), ShardEpoch(1));
+        settler.close_empty(CloseRow { shard, seq: FlightSeq(seq), epoch, parks: Vec::new() });
+    }
+    rig.counts("select count(*) from fencepost.flights where token = 'done' and epoch = 1", 300).await;
+    let closed: SystemTime =
+        rig.client.query_one("select max(closed_at) from fencepost.flights", &[]).await.expect("a time").get(0);
+    crashes_with(writer, &mut rig).await;
+
+    rig.counts("select count(*) from fencepost.flights where token = 'done' and epoch = 1", 300).await;
+    let again: i64 = rig
+        .client
+        .query_one("select count(*) from fencepost.flights where epoch = 1 and closed_at > $1", &[&closed])
+        .await
+        .expect("a count")
+        .get(0);
+    assert_eq!(again, 300, "they were forgotten, and written once more");
+    drop(settler);
+    written.await.expect("the writer ends");
+}
+
+#[tokio::test]
+async fn few_facts_are_on_disk_and_a_database_crash_keeps_them() {
     let receiver = Receiver::start().await;
     let server = own_server().await;
     let mut rig = Rig::on_server(&server, &http("shop", &receiver.url(), "")).await;
     let mut relay =
         rig.relay_with(&[("FENCEPOST__RELAY__SHARD_LEASE", "60s"), ("FENCEPOST__RELAY__RENEW_EVERY", "20s")]);
     rig.holds_all(&mut relay).await;
-    // A log writer that stands still keeps what was committed without waiting off the disk.
-    let writer: i32 = rig
-        .client
-        .query_one("select pid from pg_stat_activity where backend_type = 'walwriter'", &[])
-        .await
-        .expect("a log writer")
-        .get(0);
-    kill("STOP", writer);
+    let writer = log_writer_stands_still(&rig).await;
     rig.emit("task", "shop").await;
     rig.becomes("task:1", "shop", "applied").await;
     rig.counts("select count(*) from fencepost.flights where token = 'done' and deliveries = 1", 1).await;
     relay.signal(Signal::Stop);
-    kill("KILL", writer);
-    // The server ends every session and recovers what its disk has.
-    let lost = rig.client.query_one("select pg_sleep(30)", &[]).await;
-    assert!(lost.is_err(), "the server crashed");
-    rig.reconnect().await;
-    assert_eq!(rig.count("select count(*) from fencepost.ledger").await, 0, "the fact was forgotten");
-    assert_eq!(rig.count("select count(*) from fencepost.flights where token is null and deliveries = 1").await, 1);
+    crashes_with(writer, &mut rig).await;
+    assert_eq!(rig.count("select count(*) from fencepost.ledger").await, 1, "the fact is there");
+    assert_eq!(rig.count("select count(*) from fencepost.flights where token is null and deliveries = 1").await, 0);
 
     relay.signal(Signal::Continue);
-    rig.becomes("task:1", "shop", "applied").await;
     rig.rests().await;
-    assert_eq!(receiver.requests().len(), 1, "the write was repeated, not the send");
+    assert_eq!(receiver.requests().len(), 1, "nothing was sent again");
 }
 
 #[tokio::test]
