@@ -1,5 +1,5 @@
 //! Pages of a difference that is too large for one flight: a manifest of what it holds is read ahead, and the next page
-//! of every shard is opened in one statement and one commit.
+//! of every shard is opened in one commit.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
@@ -256,7 +256,17 @@ async fn effects(session: &Session, pages: &[(Held, Page)]) -> Result<BTreeMap<S
             flight.effects.push(read);
         }
     }
-    Ok(flights.into_iter().map(|(shard, (flight, _))| (shard, flight)).collect())
+    let whole = |(shard, (flight, page)): (Shard, (OpenedFlight, &Page))| {
+        let read: usize = flight.effects.iter().map(|read| read.effect.targets.len()).sum();
+        match read == page.deliveries() as usize {
+            true => Ok((shard, flight)),
+            // Its segment was dropped just now: what is kept of it is found by whoever adopts the flight.
+            false => {
+                Err(Error::Corrupt(format!("shard {shard}: of {} deliveries {read} were found", page.deliveries())))
+            }
+        }
+    };
+    flights.into_iter().map(whole).collect()
 }
 
 /// The pages as the statement's parameters.
