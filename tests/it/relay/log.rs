@@ -179,6 +179,45 @@ async fn nothing_a_relay_does_scans_the_log() {
     assert_eq!(scans().await, before, "something scanned the log or the ledger");
 }
 
+/// A page is written and read by two statements: its segment may be dropped in between.
+#[tokio::test]
+async fn a_page_that_lost_an_effect_is_not_handed_out_but_adopted_with_what_was_kept() {
+    let db = TestDb::new().await;
+    let client = db.client().await;
+    consumer(&client).await;
+    let mut session = Session::open(&db.database()).await.unwrap();
+    let opener = opener();
+    let held = take(&mut session, 0, opener, LEASE).await;
+    client
+        .batch_execute(
+            "insert into fencepost.effects (lease_epoch, position, size, shard, targets, task_id, content_type, ordering_key, sha256, payload)
+             select 1, 1, 1, 0, '{1}', 'task-' || n, 'text/plain', 'task-' || n, sha256('x'), 'x' from generate_series(1, 20) n",
+        )
+        .await
+        .unwrap();
+    let limits = PageLimits { deliveries: 5, ..LIMITS };
+    let mut opened = log::open_flights(&session, std::slice::from_ref(&held), opener, limits).await.unwrap().opened;
+    let next = Held { position: opened.remove(0).position, ..held };
+    let manifest = Manifest::read(&session, next.shard, &next.position.reached, 100).await.unwrap();
+    let page = manifest.page(limits).expect("a page");
+    client
+        .batch_execute(
+            "begin;
+             set local session_replication_role = replica;
+             with dropped as (delete from fencepost.effects where task_id = 'task-7' returning *)
+             insert into fencepost.effects_kept select * from dropped;
+             commit",
+        )
+        .await
+        .unwrap();
+
+    let refused = pages::open_pages(&session, &[(next.clone(), page)], opener).await.unwrap_err();
+    assert_eq!(refused.to_string(), "database holds something unexpected: shard 0: of 5 deliveries 4 were found");
+    let adopted = log::adopt(&session, &next, opener).await.unwrap().expect("the flight is there");
+    let tasks: Vec<&str> = adopted.effects.iter().map(|read| read.effect.key.task_id().as_str()).collect();
+    assert_eq!(tasks, ["task-6", "task-7", "task-8", "task-9", "task-10"]);
+}
+
 /// All pages of a large difference have the same two snapshots: whoever goes over the flights must not go over all of
 /// it for each.
 #[tokio::test]
