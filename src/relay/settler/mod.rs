@@ -183,14 +183,6 @@ impl Settler {
     }
 }
 
-/// How outcomes come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Flow {
-    /// So seldom that each group may as well be flushed: whoever reads what was committed beside it need not wait.
-    Calm,
-    Brisk,
-}
-
 /// Over a new connection, what a crash may have forgotten comes first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Connection {
@@ -222,12 +214,12 @@ impl Writer {
                 // Their shard may have been lost.
                 () = tokio::time::sleep(LOOK_AGAIN), if !self.waiting.is_empty() => {}
             }
-            let flow = match group.is_empty() || group.iter().any(Entry::is_awaited) {
-                true => Flow::Brisk,
+            let least = match group.is_empty() || group.iter().any(Entry::is_awaited) {
+                true => Durability::Lazy,
                 false => self.gather(&mut entries, &mut group).await,
             };
             let ready = self.ready(std::mem::take(&mut group));
-            self.write(ready, flow).await;
+            self.write(ready, least).await;
             group.reserve(BATCH_MAX);
             if self.abandon.is_cancelled() {
                 return;
@@ -250,15 +242,16 @@ impl Writer {
 
     /// Waits for enough. Where so much does not come, it waits for the reader as well, a moment: what is inserted while a
     /// producer commits stands between that commit and the end of the log, and the reader cannot tell that the commit is on
-    /// disk (`store::ahead`). After a reading there is time.
-    async fn gather(&self, entries: &mut mpsc::UnboundedReceiver<Entry>, group: &mut Vec<Entry>) -> Flow {
+    /// disk (`store::ahead`). After a reading there is time, and what few there are is flushed. Gives how durable the group
+    /// is to be at least.
+    async fn gather(&self, entries: &mut mpsc::UnboundedReceiver<Entry>, group: &mut Vec<Entry>) -> Durability {
         // A ring for what was written long ago only shortens the moment.
         let awaited = self.awaited.notified();
         tokio::pin!(awaited);
         let began = Instant::now();
-        let flow = loop {
+        let least = loop {
             if group.len() + entries.len() >= ENOUGH {
-                break Flow::Brisk;
+                break Durability::Lazy;
             }
             if began.elapsed() >= GATHER_FOR {
                 tokio::select! {
@@ -266,10 +259,10 @@ impl Writer {
                     () = self.read.notified() => {}
                     () = tokio::time::sleep(READ_WITHIN) => {}
                 }
-                break Flow::Calm;
+                break Durability::Local;
             }
             if tokio::time::timeout(COUNT_EVERY, &mut awaited).await.is_ok() {
-                break Flow::Brisk;
+                break Durability::Lazy;
             }
         };
         while group.len() < BATCH_MAX
@@ -277,15 +270,16 @@ impl Writer {
         {
             group.push(entry);
         }
-        flow
+        least
     }
 
     /// Writes one group, however long it takes, then lets go of what it settled.
-    async fn write(&mut self, group: Vec<Entry>, flow: Flow) {
+    async fn write(&mut self, group: Vec<Entry>, least: Durability) {
         let mut batch = batch_of(&group);
-        if flow == Flow::Calm || self.unflushed.is_long() {
-            batch.durability = batch.durability.max(Durability::Local);
-        }
+        batch.durability = batch.durability.max(match self.unflushed.is_long() {
+            true => Durability::Local,
+            false => least,
+        });
         if !batch.is_empty() {
             failpoint::reach("settle", &[]).await;
         }
@@ -305,7 +299,7 @@ impl Writer {
                 // One of them cannot be written: the others must not wait for it.
                 tracing::warn!(error = %report(&error), entries = group.len(), "a group could not be written; writing one by one");
                 for entry in group {
-                    Box::pin(self.write(vec![entry], flow)).await;
+                    Box::pin(self.write(vec![entry], least)).await;
                 }
             }
             Some(Err(error)) => self.unwritable(group, &error).await,

@@ -13,12 +13,11 @@ use crate::store::session::Session;
 /// record in the WAL: the rows are inserted as new, and once more with care where one was not.
 pub(super) async fn write_plain(session: &Session, batch: &Batch) -> Result<()> {
     let columns = FactColumns::of(batch, &Refused::default());
-    let level = batch.durability.level();
     let statement = session.prepared(&facts_sql(Known::No)).await?;
-    match session.client().execute(&statement, &columns.params(&level)).await {
+    match session.client().execute(&statement, &columns.params()).await {
         Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
             let statement = session.prepared(&facts_sql(Known::Perhaps)).await?;
-            session.client().execute(&statement, &columns.params(&level)).await?;
+            session.client().execute(&statement, &columns.params()).await?;
         }
         done => {
             done?;
@@ -74,11 +73,13 @@ pub(super) struct FactColumns {
     shards: Vec<i16>,
     seqs: Vec<i64>,
     epochs: Vec<i64>,
+    /// `synchronous_commit` of their transaction.
+    level: &'static str,
 }
 
 impl FactColumns {
     pub(super) fn of(batch: &Batch, refused: &Refused) -> Self {
-        let mut columns = Self::default();
+        let mut columns = Self { level: batch.durability.level(), ..Self::default() };
         for row in &batch.facts {
             columns.effects.push(row.delivery.effect.0);
             columns.consumers.push(row.delivery.consumer.0);
@@ -97,8 +98,7 @@ impl FactColumns {
         columns
     }
 
-    /// With the `synchronous_commit` of their transaction.
-    pub(super) fn params<'a>(&'a self, level: &'a &'static str) -> [&'a (dyn ToSql + Sync); 12] {
+    pub(super) fn params(&self) -> [&(dyn ToSql + Sync); 12] {
         [
             &self.effects,
             &self.consumers,
@@ -111,7 +111,7 @@ impl FactColumns {
             &self.shards,
             &self.seqs,
             &self.epochs,
-            level,
+            &self.level,
         ]
     }
 }

@@ -46,14 +46,13 @@ pub async fn wal(session: &Session) -> Result<Wal> {
 /// Writes a batch: all of it or nothing. May be repeated after an error whose cause was the connection: a start that
 /// was written by the same relay is not refused the second time.
 pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<Written> {
-    let level = batch.durability.level();
     if batch.is_plain() {
         write_plain(session, batch).await?;
         return Ok(Written::default());
     }
     let facts = session.prepared(&facts_sql(Known::Perhaps)).await?;
     let tx = session.client_mut().transaction().await?;
-    tx.batch_execute(&format!("set local synchronous_commit = {level}")).await?;
+    tx.batch_execute(&format!("set local synchronous_commit = {}", batch.durability.level())).await?;
     let (mut refused, mut ended) = (Refused::default(), Vec::new());
     if !batch.parks.is_empty() {
         refused.parks = parks(&tx, &batch.parks).await?;
@@ -72,7 +71,7 @@ pub async fn write(session: &mut Session, batch: &Batch, relay: Uuid) -> Result<
         ends(&tx, &batch.ends, relay).await?;
     }
     if !batch.facts.is_empty() || !batch.closes.is_empty() {
-        tx.execute(&facts, &FactColumns::of(batch, &refused).params(&level)).await?;
+        tx.execute(&facts, &FactColumns::of(batch, &refused).params()).await?;
     }
     if !batch.unpark.is_empty() {
         unpark(&tx, &batch.unpark).await?;

@@ -3,20 +3,18 @@
 
 use std::time::Duration;
 
-use fencepost::demo::embedded::postgres::PrivatePostgres;
 use fencepost::model::key::{EffectId, Shard};
 use fencepost::store::Database;
 use fencepost::store::ahead::{self, AHEAD_IDS, Ahead, Commits, New};
 use fencepost::store::log::{self, Held, Opener, PageLimits, Snapshot};
 use fencepost::store::session::Session;
 use fencepost::store::shards::{self, Leaving};
-use secrecy::SecretString;
 use serde_json::json;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::{Relay, all_landed, all_settled, declare, emit_many};
-use crate::support::db::{TestDb, own_server};
+use crate::support::db::{TestDb, database_at, own_server};
 use crate::support::receiver::Receiver;
 use crate::support::{eventually, kill};
 
@@ -74,10 +72,6 @@ impl Reading {
     }
 }
 
-fn database_of(server: &PrivatePostgres) -> Database {
-    Database::new(&SecretString::from(server.url("postgres")), "fencepost test").expect("a database")
-}
-
 async fn expire_leases(client: &Client) {
     let sql =
         "update fencepost.shards set lease_expires_at = clock_timestamp() - interval '1 s' where relay is not null";
@@ -92,7 +86,7 @@ fn attempts(receiver: &Receiver, task: &str) -> Vec<u32> {
 async fn what_may_have_been_sent_ahead_is_ended_as_lost_and_nothing_else_is() {
     // On a shared one, what other tests write need not be on disk, and then nobody knows it of ours.
     let server = own_server().await;
-    let database = database_of(&server);
+    let database = database_at(&server.url("postgres"));
     let client = database.connect().await.unwrap();
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;
@@ -155,7 +149,7 @@ async fn who_hands_a_shard_over_in_order_takes_the_licence_back() {
 #[tokio::test]
 async fn what_is_not_on_disk_waits_for_its_flight() {
     let server = own_server().await;
-    let database = database_of(&server);
+    let database = database_at(&server.url("postgres"));
     let client = database.connect().await.unwrap();
     let receiver = Receiver::start().await;
     declare(&client, "c", &receiver, json!({})).await;

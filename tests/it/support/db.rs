@@ -66,7 +66,7 @@ impl TestDb {
     }
 
     pub fn database(&self) -> Database {
-        Database::new(&SecretString::from(self.url()), "fencepost test").expect("a database")
+        database_at(self.url())
     }
 
     /// A connection of its own, as superuser.
@@ -80,6 +80,11 @@ impl TestDb {
         client.batch_execute(&format!("set session authorization {role}")).await.expect("set session authorization");
         client
     }
+}
+
+/// The product's own `Database`.
+pub fn database_at(url: &str) -> Database {
+    Database::new(&SecretString::from(url), "fencepost test").expect("a database")
 }
 
 /// A server of the test's own, migrated: it may be ended, and nobody else writes to its log.

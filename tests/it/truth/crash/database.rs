@@ -6,12 +6,11 @@ use std::time::SystemTime;
 use fencepost::demo::embedded::guardian::Signal;
 use fencepost::model::key::{FlightSeq, Shard, ShardEpoch};
 use fencepost::relay::settler::Settler;
-use fencepost::store::Database;
 use fencepost::store::settle::CloseRow;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::db::own_server;
+use crate::support::db::{database_at, own_server};
 use crate::support::kill;
 use crate::support::receiver::{Gate, Receiver, Script};
 use crate::truth::rig::{Rig, http};
@@ -70,9 +69,8 @@ async fn outcomes_a_database_crash_forgot_are_written_again() {
     let open = "insert into fencepost.flights (shard, seq, epoch, relay, base, target, first_id, last_id, deliveries)
                 select 0, n, 1, gen_random_uuid(), s, s, n, n, 1 from generate_series(1, 300) n, pg_current_snapshot() s";
     rig.client.batch_execute(open).await.expect("flights");
-    let database = Database::new(&rig.url().to_owned().into(), "test").expect("a database");
-    let stop = CancellationToken::new();
-    let (settler, written) = Settler::start(database, Uuid::now_v7(), Arc::default(), stop.clone());
+    let (settler, written) =
+        Settler::start(database_at(rig.url()), Uuid::now_v7(), Arc::default(), CancellationToken::new());
     let writer = log_writer_stands_still(&rig).await;
     // All before the writer looks, so that they are many: few would be flushed.
     for seq in 1..=300 {
